@@ -38,16 +38,16 @@ from launcher.supervise.replanning import Planner, Replanning
 from launcher.supervise.slow_gradients import AFTER_STEPS, slow_gradients_sentence
 from launcher.supervise.watch import watch
 
-SEEN_EVERY_S = 1.0  # between two writes of how many messages of the nodes are stored
-MAX_REASON = 200  # characters, in ranks' environment
-MAX_CATCH_UP_S, CATCH_UP_S = 30.0, 3.0  # to hear of each node, and then to receive all that it has kept
+SEEN_EVERY_S = 1.0  # between two writes of the number of stored messages per node
+MAX_REASON = 200  # characters, in the environment of ranks
+MAX_CATCH_UP_S, CATCH_UP_S = 30.0, 3.0  # to hear from each node, then to receive all it has kept
 
 
 class Launch:
-    """One run: its folder and its present attempt.
+    """One run: its folder and its current attempt.
 
-    `interrupts` asks it to end. `planner` makes plans on the remaining hosts; None without the inventory. `exports`: a
-    folder for Prometheus' file of the run. `island`: the run is one of several that `launch_islands.py` manages.
+    `interrupts` asks it to end. `planner` makes plans for the remaining hosts; None without the inventory. `exports` is
+    a folder for the run's Prometheus file. `island`: the run is one of several that `launch_islands.py` manages.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Launch:
             outer_sync=outer,
         )
         self._nodes = RunningNodes((), settings.detached, interrupts)
-        self._remembering: dict[str, NodeBundle] = {}  # by host; ranks may keep a checkpoint in memory there
+        self._remembering: dict[str, NodeBundle] = {}  # by host; ranks may keep a checkpoint in its memory
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
         self._stop_at_s: float | None = None
@@ -90,7 +90,7 @@ class Launch:
         self._at_end, self._for_verdicts = (HookCommand(each, folder.path) for each in (end, told.on_verdict))
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
-        """Start the first attempt. Raises as `check`; then nothing is left anywhere."""
+        """Start the first attempt. Raises as `check` does; then nothing is left on any host."""
         try:
             self.check(inventory, forced)
             remember(self.folder.path)
@@ -100,7 +100,7 @@ class Launch:
             raise
 
     def check(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
-        """Bring the nodes up, check them and return the outcome. Raises PreflightFailed, HolmesError or
+        """Start the agents, check the nodes and return the outcome. Raises PreflightFailed, HolmesError or
         KeyboardInterrupt; then call `discard`."""
         self._view.take_run(self.folder.run_id, time.time())
         if inventory is not None:
@@ -113,7 +113,7 @@ class Launch:
         return preflight
 
     def discard(self) -> None:
-        """End all that was started, and remove every trace of it."""
+        """End everything that was started, and remove all traces of it."""
         stop(self._nodes)
         self.folder.close()
         shutil.rmtree(self.folder.path, ignore_errors=True)
@@ -134,7 +134,7 @@ class Launch:
         self.folder.close()
 
     def take_over(self, run: Run) -> None:
-        """Reconnect to a detached run whose controller is gone. Raises HolmesError if no node is reached."""
+        """Reconnect to a detached run whose controller is gone. Raises HolmesError if no node can be reached."""
         self._attempt = replace(self._attempt, number=run.attempt)
         self._record.remember(run)
         bundles = prepare(self._plan, self._attempt, self._variables)
@@ -143,7 +143,7 @@ class Launch:
         self._record.write(self._plan, self._attempt.number, "running")
 
     def run_to_end(self) -> Run:
-        """Watch the run, restart it if asked to, and end it at the last step, a failure or Ctrl-C."""
+        """Watch the run, restart it if asked to, and end it after the last step, a failure or Ctrl-C."""
         while True:
             state, interrupted = self._watch_attempt()
             try:
@@ -156,7 +156,7 @@ class Launch:
         return self._end(state, interrupted)
 
     def stop_unwatched(self) -> Run:
-        """Take the messages that the nodes kept without a controller, end what still runs, and return the outcome."""
+        """Take the messages that the nodes kept while no controller ran, end what still runs, and return the run."""
         self._stop_at_s = time.monotonic() + MAX_CATCH_UP_S
         return self._end(*self._watch_attempt())
 
@@ -189,7 +189,7 @@ class Launch:
             state.take_slurm_word(slurm_word(names))
 
     def _save_once_more(self, state: AttemptState) -> None:
-        """Have the ranks finish the step and save, if the run saves checkpoints. A hang is noticed as ever."""
+        """Have the ranks finish the step and save, if the run saves checkpoints. A hang is still detected."""
         if self._plan.job.checkpoint is not None and state.has_stepped and not state.failures:
             self._record.say("the ranks finish this step and save; Ctrl-C or `holmes stop` again ends them at once")
             self._nodes.save()
@@ -218,12 +218,12 @@ class Launch:
             self._record.take(event)
             if isinstance(event, AppliedOuterSync):
                 self._replanning.take_outer_sync(event)
-            is_stepping = isinstance(event, NodeState) and event.state == "stepping"  # its groups are made
+            is_stepping = isinstance(event, NodeState) and event.state == "stepping"  # its groups exist by now
             if isinstance(event, RankNotice) or (is_stepping and not self._plan.job.is_bundled):
                 self._record.write(self._plan, self._attempt.number, "running")
 
     def _say_slow_gradients(self, step: FinishedStep) -> None:
-        """Show once per attempt that waits for gradients make steps slower than planned, if they do."""
+        """Show, once per attempt, if waits for gradients make steps slower than planned."""
         steps = self._record.attempt_steps
         if steps.count == AFTER_STEPS and steps.median_step_s is not None:
             sentence = slow_gradients_sentence(self._plan, step, steps.median_step_s)
@@ -255,7 +255,7 @@ class Launch:
             self._save_for_next_plan()
 
     def _stop_when_heard(self, state: AttemptState, now_s: float) -> None:
-        """Raise KeyboardInterrupt in a run that is to be stopped, once its nodes have sent the messages they kept."""
+        """Raise KeyboardInterrupt if the run is to be stopped, once its nodes have sent the messages they kept."""
         if self._stop_at_s is None:
             return
         if len(state.seen) == len(self._plan.nodes):
@@ -270,7 +270,7 @@ class Launch:
             self._nodes.save()
 
     def _start_again(self, state: AttemptState) -> bool:
-        """Start another attempt if the settings ask for it or a better plan exists; return True if one was started."""
+        """Start another attempt if the settings ask for it or a better plan exists. Return True if one was started."""
         if state.cannot_start_again:
             return False
         if state.cause is not None:
@@ -283,7 +283,7 @@ class Launch:
         return plan is not None and self._start_attempts(plan)
 
     def _start_attempts(self, plan: Plan) -> bool:
-        """Start the next attempt from the last checkpoint; return True once the checks of one pass."""
+        """Start the next attempt from the last checkpoint. Return True once the checks of an attempt pass."""
         following: Plan | None = plan
         while following is not None:
             self._plan = following
@@ -294,10 +294,10 @@ class Launch:
         return False
 
     def _start_attempt(self) -> Preflight:
-        """Start the next attempt unless its checks refuse it."""
+        """Start the next attempt unless its checks refuse it. Return the outcome of the checks."""
         resume, number = self._plan.job.checkpoint is not None, self._attempt.number + 1
         back_to = self._attempt.resume_step if not self._record.steps_done else None
-        # A checkpoint that was saved must be found. An island that finds none receives the state of the others.
+        # A saved checkpoint must be found again. An island that finds none receives the state of the others.
         has_nothing = self._record.safe_steps is None and (not self._settings.resume or self._settings.from_scratch)
         from_scratch = has_nothing or self._island is not None
         self._attempt = replace(
@@ -315,7 +315,7 @@ class Launch:
         return preflight
 
     def _start_nodes(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
-        """Write down the files of the nodes, except secrets, and start the agents."""
+        """Store the files of the nodes, except secrets, and start the agents."""
         bundles = prepare(self._plan, self._attempt, self._variables)
         files = {name: text for parcel in bundles[0].parcels[1:] for name, text in parcel.files.items()}
         for bundle in bundles:
@@ -336,7 +336,7 @@ class Launch:
         return RunningNodes(bundles, self._settings.detached, self._interrupts, self._island)
 
     def _forget_states(self, state: State) -> None:
-        """Remove the checkpoints that ranks kept in memory. Ranks that took the last step have removed theirs."""
+        """Remove the checkpoints that ranks kept in memory. Ranks that took the last step have removed their own."""
         clean = {node.host for node in self._plan.nodes} if state == "done" else set()
         forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
 

@@ -1,1 +1,1 @@
-"""Checkpoints: saved, loaded with other degrees, read safely."""
+"""Checkpoints: saved, loaded with other degrees, and read safely."""

@@ -1,4 +1,4 @@
-"""The writer of checkpoints, on all ranks together: each rank's own file, copies for other hosts, then the names."""
+"""Write checkpoints on all ranks together: first each rank's own file, then copies for other hosts, then the names."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from holmes_runtime.node.checkpoint_files.whole_checkpoints import BestCheckpoin
 
 
 class CheckpointWriter:
-    """The part of rank `me` in each save. `generation`: the number of times the run has been started.
+    """The part of rank `me` in each save. `generation` is the number of starts of the run.
 
-    `digests` are of the data and, where there are any, of the frozen weights. `best` is the whole checkpoint of the
-    lowest validation loss. All ranks know it, so that all folders keep it.
+    `digests` are of the data and, if any, of the frozen weights. `best` is the complete checkpoint with the lowest
+    validation loss. All ranks know it, so all folders keep it.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class CheckpointWriter:
         self._newest: str | None = None
         self._loaded: Origin | None = None
         self.best: BestCheckpoint | None = None
-        self.parts_of_better: list[BestCheckpoint] = []  # files are missing here, which a host that is away may have
+        self.parts_of_better: list[BestCheckpoint] = []  # files are missing here; an absent host may have them
         self.note_newest()
 
     def note_newest(self) -> None:
-        """Take the newest checkpoint there is now as the one that the next save follows."""
+        """Take the newest checkpoint that exists now as the one that the next save follows."""
         self._newest = self._newest_here()
 
     def _newest_here(self) -> str | None:
-        """Return the name of the newest checkpoint; None also if `latest` cannot be read. Saving replaces it."""
+        """Return the name of the newest checkpoint; None also if `latest` cannot be read, as saving replaces it."""
         try:
             newest = newest_in(self._folder.path)
         except (OSError, ValueError):
@@ -87,13 +87,13 @@ class CheckpointWriter:
         return newest.name if newest else None
 
     def note_origin(self, loaded: Origin) -> None:
-        """Keep the origin of the loaded run in the checkpoints to come."""
+        """Keep the origin of the loaded run in later checkpoints."""
         self._loaded = loaded
 
     def write(self, pieces: dict[str, TensorPiece], counters: Counters, begun_by: str, pace: TransferPace) -> None:
-        """Write one checkpoint. No rank takes a step before all have done the one before; old checkpoints go last.
+        """Write one checkpoint. Each step begins after all ranks have done the one before. Old checkpoints go last.
 
-        Called by all ranks. Raises RuntimeError, on all, if one of them failed.
+        All ranks call this. Raises RuntimeError on all of them if one failed.
         """
         partial = self._folder.partial(counters.steps)
         mine = self._write_own(partial, pieces)
@@ -101,7 +101,7 @@ class CheckpointWriter:
         trouble = merged.trouble
         if trouble is None:
             copied = None
-            if len(self._folders.hosts) > 1:  # in one folder of all rank 0 alone knows the pieces
+            if len(self._folders.hosts) > 1:  # with one folder for all, only rank 0 knows the pieces
                 assert merged.pieces is not None
                 copied = copy_files(partial, merged.pieces, self._me.rank, self._copied_to, self._group, pace)
             if copied is None:  # harmless if publishing fails: no published checkpoint has this id
@@ -131,7 +131,7 @@ class CheckpointWriter:
     def _write_own(self, partial: Path, pieces: dict[str, TensorPiece]) -> Written:
         try:
             return Written(write_pieces(partial, pieces, self._me.rank), None)
-        except Exception as error:  # torch's writer raises many kinds; all ranks hear of it
+        except Exception as error:  # torch's writer raises many types; all ranks get the error
             return Written((), self._in_words(error))
 
     def _in_words(self, error: Exception) -> str:
@@ -157,7 +157,7 @@ class CheckpointWriter:
                     check_written_by(rank, written)
                 tensors = [tensor for written in all_written for tensor in written.tensors]
                 index = self._index(tensors, counters, begun_by)
-            except Exception as error:  # whatever it is, the others wait to hear of it
+            except Exception as error:  # of any type, as the others wait for the outcome
                 trouble = self._in_words(error)
         told = index if len(self._folders.hosts) > 1 else None
         merged = broadcast_record(Merged(index.save_id if index else None, told, trouble), self._group)
@@ -166,7 +166,7 @@ class CheckpointWriter:
         return merged._replace(pieces=merged.pieces or index)
 
     def _check_files(self, index: PieceIndex, mine: Written) -> None:
-        """Raise RuntimeError if the index has files of unknown ranks, or other files of this rank than it wrote."""
+        """Raise RuntimeError if the index has files of unknown ranks, or not the files that this rank wrote."""
         theirs = [file.name for file in index.files if file.rank not in self._copied_to]
         own = {file.name: file.size_bytes for file in index.files if file.rank == self._me.rank}
         if theirs or own != sizes_of(mine.tensors):
@@ -199,7 +199,7 @@ class CheckpointWriter:
         return replace(described, origin=kept)
 
     def _publish(self, partial: Path, index: PieceIndex | None, counters: Counters) -> Exception | None:
-        """On the first rank of a folder, give the checkpoint there its name. Return the error, if any."""
+        """On the first rank of a folder, give the checkpoint its name. Return the error, if any."""
         if not self._folders.is_first(self._me.rank):
             return None
         try:
@@ -210,7 +210,7 @@ class CheckpointWriter:
             write_durably(partial / INDEX_FILE, index_text(index))
             self._folder.publish(counters.steps)
             self.note_newest()
-        except Exception as error:  # whatever it is, the others wait to hear of it
+        except Exception as error:  # of any type, as the others wait for the outcome
             return error
         return None
 

@@ -1,9 +1,9 @@
-"""Saved states of a run: written in the background, whole or not at all, and loadable under any other plan.
+"""Saved states of a run: written in the background, complete or not at all, and loadable under any other plan.
 
 A checkpoint is a folder with the tensors as torch.distributed.checkpoint stores them, checkpoint.json and pieces.json.
 Each tensor is saved whole, under its name in the whole model, as fp32: `weight/NAME`, `exp_avg/NAME` and
-`exp_avg_sq/NAME`; frozen ones are not saved. So a checkpoint knows nothing of the plan that wrote it. Where hosts have
-folders of their own, each holds the files of its ranks and copies of others', and all together hold the checkpoint.
+`exp_avg_sq/NAME`; frozen ones are not saved. A checkpoint is therefore independent of the plan that wrote it. If hosts
+have separate folders, each holds the files of its ranks and copies of others. Together they hold the checkpoint.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from holmes_runtime.rank_notices import RankNotices
 
 NOTHING: Mapping[str, TensorPiece] = {}
 # Parts of the time between two saves: the part over which copies are sent, and the part after which they no longer
-# give way to training. A host lost before its copies are whole costs the steps since the checkpoint before.
+# give way to training. If a host is lost before its copies are complete, the steps since the previous save are lost.
 SPREAD, LATEST = 0.15, 0.2
 
 
 class Checkpoints:
-    """The checkpoints of one run, as one of its ranks sees them.
+    """The checkpoints of one run, as seen by one of its ranks.
 
-    Every method but `check` and `await_copy` is called by all ranks. A thread saves, on a process group of its own. A
-    step waits for it only before it updates the state, until a copy of the state is in host memory.
+    All ranks call every method except `check` and `await_copy`. A thread saves, on its own process group. A step waits
+    for the thread only before it updates the state, until a copy of the state is in host memory.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Checkpoints:
         self._saving: Future[None] | None = None
         self._snapshot = Snapshot()
         self._every_steps, self._copies = config.checkpoint.every_steps, config.checkpoint.copies
-        self._has_too_few = False  # copies of the checkpoint that this run resumed
-        self._steps = 0  # of the newest checkpoint
+        self._has_too_few = False  # too few copies of the checkpoint that this run resumed
+        self._steps = 0  # steps of the newest checkpoint
         self._pace = TransferPace()
         self._saved_s: float | None = None
         self._folders = find_folders(self._folder.path, me, config.ranks, self._group)
@@ -105,18 +105,18 @@ class Checkpoints:
             hosts = ", ".join(host for hosts in self._folders.hosts for host in hosts)
             raise RuntimeError(
                 f"{self._folder.path} holds no checkpoint on {hosts}, and this run resumes one: correct "
-                "`checkpoint.path`, mount what is to be there, or begin at step 1 by --from-scratch"
+                "`checkpoint.path`, mount the folder, or begin at step 1 with --from-scratch"
             )
 
     def _all_offers(self) -> list[Offers]:
-        """Return the checkpoints in each folder, in the order of the folders."""
+        """Return the checkpoints in each folder, in folder order."""
         path = self._folder.path
         mine = offers_in(self._me.host, path) if self._is_first else Offers("", "", None, (), ())
         by_rank = all_gather_records(mine, self._group)
         return [by_rank[self._folders.ranks_at(number)[0]] for number in range(len(self._folders.hosts))]
 
     def _require(self, steps: int) -> None:
-        """Raise RuntimeError unless the checkpoint after `steps` is whole."""
+        """Raise RuntimeError unless the checkpoint after `steps` is complete."""
         whole = sorted((found.offer.steps, found.offer.name) for found in self._found if found.is_whole)
         if steps not in (each for each, _ in whole):
             there = ", ".join(name for _, name in whole) or "none"
@@ -126,7 +126,7 @@ class Checkpoints:
             )
 
     def _place(self, folder: Offers) -> str:
-        """Return the host and the path; only the path if all hosts share one folder."""
+        """Return the host and the path, or only the path if all hosts share one folder."""
         return f"host {folder.host}: {folder.path}" if len(self._offers) > 1 else folder.path
 
     @property
@@ -137,18 +137,18 @@ class Checkpoints:
     def is_due(self, before: int, steps: int) -> bool:
         """Return True if the state after `steps` is to be saved; the steps since `before` are new.
 
-        Also at once if the loss of a host now would lose the run.
+        Also return True at once if losing a host now would lose the run.
         """
         return steps // self._every_steps > before // self._every_steps or self._has_too_few
 
     def load(self, shards: Iterable[Shard], more: Mapping[str, TensorPiece] = NOTHING) -> Counters | None:
-        """Read the newest whole checkpoint into `shards`. Return None, and change nothing, if there is none at all.
+        """Read the newest complete checkpoint into `shards`. Return None, and change nothing, if there is none.
 
         Values of `more` that the checkpoint lacks stay as they are.
 
-        Files missing in a rank's folder come from peers. With separate folders, an older checkpoint is loaded if no
-        newer one is whole, with a warning; with one folder for all hosts, the user decides. Raises RuntimeError naming
-        the checkpoint, host and file if it is of another model or cannot be read.
+        Files missing in a rank's folder come from peers. With separate folders, if no newer checkpoint is complete, an
+        older one is loaded with a warning. With one folder for all hosts, the user decides. Raises RuntimeError naming
+        the checkpoint, host and file if it is for another model or cannot be read.
         """
         if self.is_empty:
             return None
@@ -174,7 +174,7 @@ class Checkpoints:
 
     @property
     def best(self) -> str | None:
-        """The path and the loss of the checkpoint of the lowest validation loss; None if no checkpoint has one."""
+        """The path and loss of the checkpoint with the lowest validation loss; None if no checkpoint has a loss."""
         best = self._writer.best
         return None if best is None else f"{self._folder.named(best.steps)} (validation loss {best.loss:.4f})"
 
@@ -186,7 +186,7 @@ class Checkpoints:
                 name = f"{each.offer.name} (validation loss {lower.loss:.4f})"
                 self._writer.parts_of_better.append(lower)
                 self._warn(
-                    [f"checkpoint {name} is not whole, and no longer the best; its files here stay: {each.lacking[0]}"]
+                    [f"checkpoint {name} is incomplete and no longer the best; its files here stay: {each.lacking[0]}"]
                 )
         self._say_best()
 
@@ -201,7 +201,7 @@ class Checkpoints:
         return f"resumed after step {found.offer.steps} of {self._config.steps} from {folder}{where}"
 
     def _candidates(self) -> list[WholeCheckpoint]:
-        """Return the checkpoints to try, newest first: of one shared folder its `latest`, or only `resume_step`."""
+        """Return the checkpoints to try, newest first: `latest` in one shared folder, or only `resume_step`."""
         if self._config.resume_step is not None:
             return [found for found in self._found if found.offer.steps == self._config.resume_step]
         if len(self._offers) > 1:
@@ -224,7 +224,7 @@ class Checkpoints:
     def _load(
         self, found: WholeCheckpoint, pieces: dict[str, TensorPiece], more: Mapping[str, TensorPiece]
     ) -> tuple[Counters | None, str | None]:
-        """Read one checkpoint. Return its counters, or the reason why it cannot be read; the same on all ranks."""
+        """Read one checkpoint. Return its counters, or why it cannot be read; the result is the same on all ranks."""
         if not found.is_whole:
             return None, "; ".join(found.lacking)
         folder = self._folder.path / found.offer.name
@@ -268,15 +268,15 @@ class Checkpoints:
         return broadcast_record(mine, self._group, source)
 
     def _warn(self, sentences: Iterable[str]) -> None:
-        """Report warnings that all ranks know, once."""
+        """Report, once, warnings that all ranks know."""
         for sentence in sentences:
             self._notices.say("warning", sentence)
 
     def save(self, shards: Iterable[Shard], counters: Counters, more: Mapping[str, TensorPiece] = NOTHING) -> None:
-        """Start to copy the state and to write it; wait until the write before it is done.
+        """Start to copy the state and to write it, after waiting for the previous write.
 
-        Nothing may be changed in `shards` and `more`, always the same ones, before `await_copy` has returned. Every
-        piece of `more` is saved once: no two ranks have the same. Raises RuntimeError if the write before it failed.
+        `shards` and `more` must always be the same, and must not change before `await_copy` has returned. Every piece
+        of `more` is saved once: no two ranks have the same one. Raises RuntimeError if the previous write failed.
         """
         self.finish()
         is_first = self._me.tp_rank == 0
@@ -284,10 +284,10 @@ class Checkpoints:
         self._snapshot.start({**pieces_of(mine), **more})
         self._saving, self._has_too_few, self._steps = Future(), False, counters.steps
         now_s = time.monotonic()
-        between_s = 0.0 if self._saved_s is None else now_s - self._saved_s  # none is safe before the first
+        between_s = 0.0 if self._saved_s is None else now_s - self._saved_s  # nothing is safe before the first
         self._saved_s = now_s
         self._pace = TransferPace(SPREAD * between_s, LATEST * between_s, self._of_training)
-        # A daemon: when the run fails elsewhere, the process ends although a write still waits for ranks that are gone.
+        # A daemon thread: if the run fails elsewhere, the process ends even if a write still waits for lost ranks.
         Thread(target=self._run, args=(self._saving, counters), name="checkpoint", daemon=True).start()
 
     def await_copy(self) -> None:
@@ -295,12 +295,12 @@ class Checkpoints:
         self._snapshot.await_copy()
 
     def check(self) -> None:
-        """Raise RuntimeError if a write that was started has failed; wait for nothing."""
+        """Raise RuntimeError if a write has failed. Do not wait."""
         if self._saving is not None and self._saving.done():
             self._saving.result()
 
     def finish(self) -> None:
-        """Wait for the write that was started, if any. Raise RuntimeError if it failed."""
+        """Wait for the current write, if any. Raises RuntimeError if it failed."""
         self._pace.hurry()
         if self._saving is not None:
             self._saving.result()
@@ -308,7 +308,7 @@ class Checkpoints:
     def close(self, is_over: bool = False) -> None:
         """Wait as `finish` does. After the last step, or in a run that `is_over`, remove the files kept in memory."""
         self.finish()
-        for connection in self._of_training:  # peers see its end once this process has closed every copy
+        for connection in self._of_training:  # peers see the end once this process has closed every copy
             connection.close()
         if is_over or self._steps >= self._config.steps:
             self._memory.remove()
@@ -320,7 +320,7 @@ class Checkpoints:
             self._notices.say("saved", sentence, counters.steps)
             if self._writer.best is not None and self._writer.best.steps == counters.steps:
                 self._say_best()
-        except Exception as error:  # all are raised again in the training thread
+        except Exception as error:  # every error is raised again in the training thread
             outcome.set_exception(error)
         else:
             outcome.set_result(None)

@@ -1,4 +1,4 @@
-"""The hosts that share a folder at the path of the checkpoints, and the targets for copies of each rank's files."""
+"""The hosts that share a folder at the checkpoint path, and the hosts that get copies of each rank's files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tm
 
 
 class FolderMark(NamedTuple):
-    """The random prefix of the files by which hosts look for folders they share."""
+    """The random prefix of the files with which hosts look for shared folders."""
 
     word: SaveId
 
@@ -36,14 +36,14 @@ class OptionalText(NamedTuple):
 
 
 class VisibleFiles(NamedTuple):
-    """The ranks whose files a rank sees in its folder; each is the first rank of its host."""
+    """The ranks whose files a rank sees in its folder. Each is the first rank of its host."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class HostFolders:
-    """All folders, as tuples of the hosts that see each; `ranks` are all ranks of the run."""
+    """All folders, as tuples of the hosts that see each. `ranks` are all ranks of the run."""
 
     hosts: tuple[tuple[str, ...], ...]
     ranks: tuple[Rank, ...]
@@ -54,11 +54,11 @@ class HostFolders:
         return next(number for number, hosts in enumerate(self.hosts) if host in hosts)
 
     def ranks_at(self, number: int) -> list[int]:
-        """Return the ranks that see a folder, in order; only the first of them changes names there."""
+        """Return the ranks that see a folder, in order. Only the first of them changes names in it."""
         return sorted(each.rank for each in self.ranks if each.host in self.hosts[number])
 
     def is_first(self, rank: int) -> bool:
-        """Return True if `rank` is the first that sees its folder."""
+        """Return True if `rank` is the first rank that sees its folder."""
         return self.ranks_at(self.number(rank))[0] == rank
 
     def clusters_at(self, number: int) -> set[str]:
@@ -66,10 +66,10 @@ class HostFolders:
         return {each.cluster for each in self.ranks if each.host in self.hosts[number]}
 
     def copied_to(self, copies: int) -> dict[int, tuple[int, ...]]:
-        """Return by rank the ranks that put a copy of its files into their folders, so that `copies` folders hold them.
+        """Return, by rank, the ranks that copy its files into their folders, so that `copies` folders hold the files.
 
-        The next folder is in a cluster that has no copy yet, if there is one. Among these it is the one that takes the
-        fewest ranks' copies. A folder that several clusters see is copied nowhere.
+        The next folder is in a cluster without a copy, if there is one, and among these it copies for the fewest ranks.
+        A folder that several clusters see is not copied.
         """
         targets: dict[int, tuple[int, ...]] = {rank.rank: () for rank in self.ranks}
         taken = [0] * len(self.hosts)
@@ -86,7 +86,7 @@ class HostFolders:
         return targets
 
     def _next(self, used: Sequence[int], taken: Sequence[int]) -> int:
-        """Return the folder for one more copy of the files in `used`; `taken` counts the ranks each folder copies."""
+        """Return the folder for the next copy of the files in `used`. `taken` counts the ranks that each one copies."""
         clusters = {cluster for number in used for cluster in self.clusters_at(number)}
 
         def worse(number: int) -> tuple[bool, int, int]:
@@ -96,9 +96,9 @@ class HostFolders:
 
 
 def find_folders(path: Path, me: Rank, ranks: Sequence[Rank], group: ProcessGroup) -> HostFolders:
-    """Make `path` on all hosts, and find out which hosts share a folder there: each writes a file that others may see.
+    """Create `path` on all hosts and find out which hosts share a folder: each writes a file that others may see.
 
-    Called by all ranks. Raises RuntimeError naming the hosts where it cannot be made or written to.
+    All ranks call this. Raises RuntimeError naming the hosts where it cannot be created or written to.
     """
     mark = f"{SEEN}{broadcast_record(FolderMark(SaveId(uuid.uuid4().hex)), group).word}"
     firsts = _first_ranks(ranks)
@@ -141,7 +141,7 @@ def _touch(path: Path, own: Path, host: str) -> str | None:
 
 
 def _see(path: Path, mark: str, most: int) -> tuple[int, ...]:
-    """Return the ranks whose files are there; a network file system gets the time it may need to show them."""
+    """Return the ranks whose files exist, allowing for the time a network file system may need to show them."""
     is_local = mount_of(path).kind in LOCAL_FILE_SYSTEMS
     deadline_s = time.monotonic() + (0.0 if is_local else SEEN_WITHIN_S)
     while True:

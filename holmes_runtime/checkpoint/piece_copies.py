@@ -25,7 +25,7 @@ def copy_files(
 ) -> OSError | None:
     """Send the files of `rank` in `folder` to the ranks in `copied_to`, and write theirs. Return this rank's error.
 
-    Called by all ranks. A rank whose disk fails goes on with the exchange, as its peers wait.
+    All ranks call this. A rank whose disk fails continues with the exchange, as its peers wait for it.
     """
     with contextlib.suppress(OSError):  # opening a file in it reports the same error
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def copy_files(
 
 
 class _SentFile:
-    """A file that is sent; it is `opened` at the first bytes, as are received ones."""
+    """A file to send. It is opened at its first bytes, as received ones are."""
 
     def __init__(self, folder: Path, file: PieceFile, target: int, opened: contextlib.ExitStack) -> None:
         self.file, self.target, self._path, self._opened = file, target, folder / file.name, opened
@@ -51,7 +51,7 @@ class _SentFile:
         self._source: FileIO | None = None
 
     def fill(self, chunk: memoryview) -> None:
-        """Fill `chunk` with the next bytes; after an error leave it as it is."""
+        """Fill `chunk` with the next bytes. After an error, leave it as it is."""
         try:
             if self._source is None:
                 self._source = self._opened.enter_context(open_plain(self._path))
@@ -65,7 +65,7 @@ class _SentFile:
 
 
 class _ReceivedFile:
-    """A file that is received."""
+    """A file to receive."""
 
     def __init__(self, folder: Path, file: PieceFile, opened: contextlib.ExitStack) -> None:
         self.file, self._path, self._opened = file, folder / file.name, opened
@@ -73,11 +73,11 @@ class _ReceivedFile:
         self._target: FileIO | None = None
 
     def take(self, chunk: memoryview) -> None:
-        """Write the next bytes; after an error nothing more."""
+        """Write the next bytes. After an error, write nothing more."""
         if self.error is not None:
             return
         try:
-            if self._target is None:  # never over a file that is there
+            if self._target is None:  # never over an existing file
                 self._target = self._opened.enter_context(create_plain(self._path))
             while chunk:
                 chunk = chunk[self._target.write(chunk) :]

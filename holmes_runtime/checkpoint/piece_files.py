@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint as torch's files. Ranks exchange what they wrote as JSON: torch would pickle it.
+"""The tensors of a checkpoint in torch's files. Ranks exchange records of them as JSON, where torch would use pickle.
 
-Every rank writes its boxes to a file of its own. No two ranks have the same box, so they need not agree first. The
-first rank of a folder then writes the metadata.
+Every rank writes its boxes to its own file. No two ranks have the same box, so they need not agree first. The first
+rank of a folder then writes the metadata.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from holmes_runtime.node.checkpoint_files.piece_index import (
 
 
 def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tuple[WrittenTensor, ...]:
-    """Write the pieces of `rank` to a file in `folder`, which is made. Return their boxes, with digests read back.
+    """Write the pieces of `rank` to a file in `folder`, which is created. Return their boxes, with digests read back.
 
-    Links in the folder are not written through. Raises what torch's writer raises.
+    Links in the folder are not followed. Raises what torch's writer raises.
     """
     if folder.is_symlink():
         raise OSError(f"{folder} is a link: remove it")
@@ -71,7 +71,7 @@ def joined_boxes(written: Iterable[WrittenTensor]) -> tuple[WrittenTensor, ...]:
 
 
 def write_metadata(folder: Path, written: tuple[WrittenTensor, ...]) -> None:
-    """Write torch's `.metadata`, by which its own tools read the checkpoint: all boxes, and where they are."""
+    """Write torch's `.metadata`, which its own tools need to read the checkpoint: all boxes and their places."""
     tensors: dict[str, TensorStorageMetadata] = {}
     results = []
     for tensor in written:
@@ -86,7 +86,7 @@ def write_metadata(folder: Path, written: tuple[WrittenTensor, ...]) -> None:
 
 
 def files_of(tensors: Iterable[WrittenTensor], hosts: Mapping[int, tuple[str, ...]]) -> tuple[PieceFile, ...]:
-    """Return the files that hold `tensors`, by name; `hosts` are by rank the hosts whose folders get its files."""
+    """Return the files that hold `tensors`, by name. `hosts` are, by rank, the hosts whose folders get its files."""
     return tuple(
         PieceFile(name, name.rank, size, hosts.get(name.rank, ())) for name, size in sorted(sizes_of(tensors).items())
     )

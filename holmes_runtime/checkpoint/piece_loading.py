@@ -1,4 +1,4 @@
-"""A rank's pieces read from a checkpoint: from the folder its host sees, and from peers what that folder lacks."""
+"""Read a rank's pieces from a checkpoint: from the folder its host sees, and from peers if that folder lacks them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from holmes_runtime.node.checkpoint_files.piece_index import (
     read_box,
 )
 
-STORAGE = "/data/0"  # of the one tensor in an archive of torch.save
-ZEROS = memoryview(bytes(1 << 20))  # sent in the place of bytes that cannot be read
+STORAGE = "/data/0"  # the one tensor in an archive of torch.save
+ZEROS = memoryview(bytes(1 << 20))  # sent in place of bytes that cannot be read
 
 
 @dataclass(frozen=True)
 class Request:
-    """The boxes of the index, by number, each once and in order, that a rank asks rank `provider` for."""
+    """The boxes that a rank requests from rank `provider`: their numbers in the index, in order, each once."""
 
     provider: int
     boxes: tuple[int, ...]
@@ -57,7 +57,7 @@ class Request:
 
 
 class PieceRequests(NamedTuple):
-    """The requests of a rank in one round. `fault`: why it cannot go on. `damage`: the damaged files it found."""
+    """The requests of a rank in one round. `fault` is why it cannot continue. `damage` lists damaged files it found."""
 
     requests: tuple[Request, ...]
     fault: str | None
@@ -65,13 +65,13 @@ class PieceRequests(NamedTuple):
 
 
 class OwnFiles(NamedTuple):
-    """The folder `checkpoint` of a save that a rank sees, and by name the files that the host has in memory as well."""
+    """The folder `checkpoint` of a save, as a rank sees it, and by name the files that the host also has in memory."""
 
     checkpoint: Path
     in_memory: Mapping[str, Path]
 
     def remembered(self, box: WrittenBox) -> bytearray | None:
-        """Return the bytes of a box in memory, as they were written; None if they are missing or differ."""
+        """Return the bytes of a box from memory, if they are as written; None if they are missing or differ."""
         folder = self.in_memory.get(box.file)
         try:
             return None if folder is None else read_box(folder, box)
@@ -80,9 +80,9 @@ class OwnFiles(NamedTuple):
 
 
 class PieceLoading:
-    """Loads `pieces` of one rank from the checkpoint `index`; `holders` are by file the folders that have it.
+    """Loads the `pieces` of one rank from the checkpoint `index`. `holders` are, by file, the folders that have it.
 
-    `places`: the name of the checkpoint in each folder, such as `host a1: /saved/step-00000100`. `own`: its files here.
+    `places` name the checkpoint in each folder, such as `host a1: /saved/step-00000100`. `own` are its files here.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class PieceLoading:
         self._pieces, self._files, self._places = pieces, own, places
         self._folders, self._me, self._own = folders, me, folders.number(me.rank)
         self._boxes = [box for tensor in index.tensors for box in tensor.boxes]
-        self._items: dict[int, list[tuple[str, ReadItem]]] = {}  # by box, the slices of it to read and their targets
+        self._items: dict[int, list[tuple[str, ReadItem]]] = {}  # by box, the slices to read and their targets
         self._other_model = self._find_items(index)
         self._sources = {number: self._in_order(holders[self._boxes[number].file]) for number in self._items}
         self._damage: list[str] = []  # sentences
 
     def _find_items(self, index: PieceIndex) -> str | None:
-        """Note the slices of boxes that fill the pieces. Return the reason if the checkpoint is of another model."""
+        """Record the slices of boxes that fill the pieces. Return why the checkpoint is for another model, if it is."""
         first_box = 0
         saved: dict[str, tuple[WrittenTensor, int]] = {}
         for tensor in index.tensors:
@@ -122,7 +122,7 @@ class PieceLoading:
         return None
 
     def _in_order(self, holders: tuple[int, ...]) -> list[int]:
-        """Return `holders` with the rank's own folder first, then its cluster's; ranks begin with different ones."""
+        """Return `holders`, the rank's own folder first, then its cluster's. Different ranks begin with others."""
 
         def farther(number: int) -> tuple[bool, bool, int]:
             turn = (number + self._me.rank) % len(self._places)
@@ -131,9 +131,9 @@ class PieceLoading:
         return sorted(holders, key=farther)
 
     def load(self, group: ProcessGroup) -> tuple[str | None, list[str]]:
-        """Load all pieces. Return what ranks could not get, None if nothing, and a sentence on each damaged file.
+        """Load all pieces. Return what ranks could not get (None if nothing), and a sentence on each damaged file.
 
-        Called by all ranks; all return the same.
+        All ranks call this and return the same.
         """
         told: dict[str, None] = {}
         while True:
@@ -148,24 +148,24 @@ class PieceLoading:
             self._exchange(wanted, group)
 
     def _fault(self) -> str | None:
-        """Return the reason why the rank cannot go on, if it cannot."""
+        """Return why the rank cannot continue, None if it can."""
         if self._other_model is not None:
             return self._other_model
         gone = [self._boxes[number].file for number, sources in self._sources.items() if not sources]
         return f"no folder has {gone[0]} as it was written: {'; '.join(self._damage)}" if gone else None
 
     def _read_own(self) -> None:
-        """Read the boxes in the rank's own folder. One that is damaged there is requested elsewhere."""
+        """Read the boxes in the rank's own folder. A box that is damaged there is requested elsewhere."""
         for number in [number for number, sources in self._sources.items() if sources[:1] == [self._own]]:
             box = self._boxes[number]
             try:
-                data = self._files.remembered(box)  # as it was written; else disks are asked
+                data = self._files.remembered(box)  # as it was written; otherwise from disks
                 self._put(number, read_box(self._files.checkpoint, box) if data is None else data)
             except DamagedPiece as error:
                 self._is_damaged(number, str(error))
 
     def _put(self, number: int, data: bytearray) -> None:
-        """Copy a box, checked, into the pieces. Raise DamagedPiece if its bytes are no tensor."""
+        """Copy a checked box into the pieces. Raises DamagedPiece if its bytes are not a tensor."""
         values = values_of(data, self._boxes[number])
         for name, item in self._items[number]:
             target = self._pieces[name].chunk_at(item.dest_index.offset)
@@ -173,12 +173,12 @@ class PieceLoading:
         del self._sources[number]
 
     def _is_damaged(self, number: int, why: str) -> None:
-        """Note the damage, and take the box from the next folder."""
+        """Record the damage, and take the box from the next folder."""
         place = self._places[self._sources[number].pop(0)]
         self._damage.append(f"{place}/{why}")
 
     def _requests(self) -> tuple[Request, ...]:
-        """Return the requests for boxes that others have; the ranks that see a folder share the work."""
+        """Return the requests for boxes that others have. The ranks that see a folder share the work."""
         by_provider: dict[int, list[int]] = {}
         for number, sources in sorted(self._sources.items()):
             if sources:
@@ -203,7 +203,7 @@ class PieceLoading:
         exchange(outgoing, incoming, group, TransferPace())
 
     def _check(self, rank: int, requests: Sequence[Request]) -> None:
-        """Raise RuntimeError if a rank asks for boxes that the index does not have."""
+        """Raise RuntimeError if a rank requests boxes that the index does not have."""
         for request in requests:
             if request.boxes and request.boxes[-1] >= len(self._boxes):
                 last, there = request.boxes[-1], len(self._boxes)
@@ -223,11 +223,11 @@ class PieceLoading:
                 yield ZEROS[: box.size_bytes - first]
 
     def size_bytes_of(self, number: int) -> int:
-        """Return the bytes that a box has."""
+        """Return the size of a box in bytes."""
         return self._boxes[number].size_bytes
 
     def take_box(self, number: int, data: bytearray) -> None:
-        """Take a box that a peer has sent."""
+        """Take a box that a peer sent."""
         try:
             check_box(data, self._boxes[number])
             self._put(number, data)
@@ -236,7 +236,7 @@ class PieceLoading:
 
 
 class _SliceReader:
-    """The bytes of boxes one after the other, each read when its turn comes."""
+    """Reads the bytes of boxes one after another, each box when its turn comes."""
 
     def __init__(self, loading: PieceLoading, boxes: Sequence[int]) -> None:
         self._chunks = (chunk for number in boxes for chunk in loading.bytes_of(number))
@@ -252,7 +252,7 @@ class _SliceReader:
 
 
 class _SliceWriter:
-    """Boxes put together from the bytes that arrive, one after the other."""
+    """Assembles boxes, one after another, from the bytes that arrive."""
 
     def __init__(self, loading: PieceLoading, boxes: Sequence[int]) -> None:
         self._loading, self._boxes, self._data = loading, list(boxes), bytearray()
@@ -268,14 +268,14 @@ class _SliceWriter:
 
 
 def read_items(tensor: WrittenTensor, piece: TensorPiece) -> list[ReadItem]:
-    """Return the read plan: the slices of the boxes of `tensor`, by their index in it, that fill the piece's boxes."""
+    """Return the slices of the boxes of `tensor`, by their index in it, that fill the piece's boxes."""
     chunks = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in tensor.boxes]
     saved = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(tensor.shape), chunks)
     return create_read_items_for_chunk_list(tensor.name, saved, saved_chunks(piece))
 
 
 def values_of(data: bytearray, box: WrittenBox) -> Tensor:
-    """Return the fp32 tensor that torch.save wrote, from the bytes in the archive: peers' data is not unpickled.
+    """Return the fp32 tensor that torch.save wrote, from the bytes in the archive: data from peers is not unpickled.
 
     Raises DamagedPiece if the archive holds no such tensor.
     """

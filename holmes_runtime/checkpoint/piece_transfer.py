@@ -1,7 +1,7 @@
-"""Transfers from rank to rank, many at once, a chunk at a time: for copies of files and for requested boxes.
+"""Transfers between ranks, many at once, chunk by chunk: for copies of files and for requested boxes.
 
 A chunk ends with the size of the next, which its sender chooses. Small chunks let training traffic pass between them;
-large ones make up for a high latency. A tag follows, so that no chunk that was changed in transit is used.
+large ones compensate for high latency. A tag follows, so a chunk that was changed in transit is never used.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from holmes_runtime.comm.keyed_exchange import KeyedExchange
 from holmes_runtime.node.admission.keyed_frames import TAG_BYTES
 from holmes_runtime.node.admission.own_sockets import JUST_MS, bytes_on_way, is_moving
 
-MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 22  # of a chunk; the first has the least
+MIN_BYTES, MAX_BYTES = 1 << 16, 1 << 22  # of a chunk; the first chunk has the minimum
 SIZE_BYTES = 8  # of the number that comes after its content
-LOOK_EVERY_S = JUST_MS / 1e3  # interval of looks at training traffic; what moved just now has hardly stopped before
+LOOK_EVERY_S = JUST_MS / 1e3  # between checks of training traffic, which counts as moving for this long
 
 
 class OutgoingPiece(NamedTuple):
-    """`size_bytes` for rank `target`; `fill` writes the next of them into the memory it is given."""
+    """`size_bytes` for rank `target`. `fill` writes the next of them to the memory it is given."""
 
     target: int
     size_bytes: int
@@ -35,7 +35,7 @@ class OutgoingPiece(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """`size_bytes` from rank `source`; `take` is given the next of them, in memory that is used again."""
+    """`size_bytes` from rank `source`. `take` gets the next of them, in memory that is reused."""
 
     source: int
     size_bytes: int
@@ -45,8 +45,8 @@ class Incoming(NamedTuple):
 class TransferPace:
     """Spreads an exchange evenly over `duration_s`, until `hurry` is called.
 
-    Traffic on the `connections` of training goes first, and chunks stay small, as its next message may wait for one.
-    Both end when the rest, at its even pace, would be done after `latest_s`.
+    Traffic on the `connections` of training goes first, and chunks stay small because its next message may wait for
+    one. Both end when the rest, at its even pace, would end after `latest_s`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TransferPace:
         self._chunk_bytes, self._way_bytes = MIN_BYTES, MAX_BYTES
 
     def begin(self) -> None:
-        """Note that the exchange begins now."""
+        """Record that the exchange begins now."""
         self._began_s = time.monotonic()
         self._way_bytes = min(MAX_BYTES, max(map(bytes_on_way, self._connections), default=MAX_BYTES))
 
@@ -68,7 +68,7 @@ class TransferPace:
     def hold(self, part: float) -> int:
         """Wait until more than this part of the exchange may be done, and return the bytes of the next chunks.
 
-        Chunks grow while only the transfer itself takes time; while training sends, no further than that needs.
+        Chunks grow as long as only the transfer itself takes time; while training sends, only as much as needed.
         """
         due_s = self._began_s + part * self._duration_s
         early_s = due_s - time.monotonic()
@@ -79,7 +79,7 @@ class TransferPace:
             self._chunk_bytes //= 2
         elif not has_yielded:
             self._chunk_bytes *= 2
-        # During training at most what fills the path, as its next message may have to wait for all of a chunk.
+        # During training, at most the bytes that fill the path: its next message may wait for a whole chunk.
         goes_first = self._hurry.is_set() or time.monotonic() >= until_s
         most_bytes = MAX_BYTES if goes_first else self._way_bytes
         self._chunk_bytes = max(MIN_BYTES, min(self._chunk_bytes, most_bytes))
@@ -97,11 +97,11 @@ class TransferPace:
 def exchange(
     outgoing: Sequence[OutgoingPiece], incoming: Sequence[Incoming], group: ProcessGroup, pace: TransferPace
 ) -> None:
-    """Send and receive all, a chunk of each at a time. Both ends list their transfers in the same order.
+    """Send and receive everything, one chunk of each transfer at a time. Both ends list transfers in the same order.
 
-    `group` is one of all ranks. No order of ranks can deadlock: a rank waits only for chunk n of its peers, and the
-    peers of the rank with the smallest n are there, or past it. `fill` and `take` must not raise: the peers would wait.
-    Raises FrameAltered, after which this rank has to end.
+    `group` has all ranks. No order of ranks can deadlock: a rank waits only for chunk n of its peers, and the peers of
+    the rank with the smallest n have reached it or passed it. `fill` and `take` must not raise, as the peers would
+    wait. Raises FrameAltered, after which this rank must end.
     """
     keyed, me = KeyedExchange(group), dist.get_rank(group)
     given = [_Chunks(each.size_bytes, keyed, me, each.target) for each in outgoing]
@@ -132,7 +132,7 @@ def exchange(
 
 
 class _Chunks:
-    """The transfer under way from rank `source` to rank `target`: its current chunk, and the size of the next."""
+    """The current transfer from rank `source` to rank `target`: its current chunk, and the size of the next one."""
 
     def __init__(self, size_bytes: int, keyed: KeyedExchange, source: int, target: int) -> None:
         self.left_bytes, self._next_bytes = size_bytes, MIN_BYTES
@@ -168,5 +168,5 @@ class _Chunks:
         return f"part {self._number} of files for rank {self._target}"
 
     def follow(self) -> None:
-        """Read the size of the next chunk, limited to the most a chunk may have, whatever the peer sent."""
+        """Read the size of the next chunk, limited to the maximum, whatever the peer sent."""
         self._next_bytes = min(MAX_BYTES, max(1, int.from_bytes(self._size, "little")))

@@ -1,6 +1,6 @@
-"""A rank's state, copied while training goes on to host memory that is kept from one checkpoint to the next.
+"""A copy of a rank's state, made during training in host memory that is reused for every checkpoint.
 
-A saved state stays unchanged until the next update, so nothing but that update waits for the copy.
+A saved state stays unchanged until the next update, so only that update waits for the copy.
 Source: Maurya et al., DataStates-LLM, 2024.
 """
 
@@ -22,7 +22,7 @@ VALUE_BYTES = 4  # the states are fp32
 
 @dataclass(frozen=True)
 class PieceCopy(TensorPiece):
-    """A piece in host memory; `boxes[i]` is its ith box as a tensor of its own, else torch copies it once more."""
+    """A piece in host memory. `boxes[i]` is its ith box as a separate tensor, else torch would copy it again."""
 
     boxes: tuple[Tensor, ...]
 
@@ -33,9 +33,9 @@ class PieceCopy(TensorPiece):
 
 
 class Snapshot:
-    """Host memory that the first copy allocates and later ones overwrite; pinned if the state is on a GPU.
+    """Host memory that the first copy allocates and later ones overwrite. It is pinned if the state is on a GPU.
 
-    The training thread calls `start`, and `await_copy` before it changes the state; another thread calls `finish`.
+    The training thread calls `start`, and `await_copy` before it changes the state. Another thread calls `finish`.
     """
 
     def __init__(self) -> None:
@@ -47,9 +47,9 @@ class Snapshot:
         self._is_copied.set()
 
     def start(self, pieces: Mapping[str, TensorPiece]) -> None:
-        """Begin to copy the values of `pieces`, always the same ones; on a GPU after all work queued before.
+        """Start to copy the values of `pieces`, which are always the same ones; on a GPU, after all work queued so far.
 
-        Values in host memory already, such as states that were moved there, are left to `finish`.
+        Values that are already in host memory, such as offloaded states, are left to `finish`.
         """
         self._is_copied.clear()
         self._pieces = pieces
@@ -64,7 +64,7 @@ class Snapshot:
                 self._arrival = self._stream.record_event()
 
     def finish(self) -> dict[str, TensorPiece]:
-        """Return the pieces with copies of their values, fp32, once all are there."""
+        """Return the pieces with copies of their values, fp32, once all have arrived."""
         try:
             self._copy(of_gpu=False)
         finally:
@@ -74,7 +74,7 @@ class Snapshot:
         return self._copies()
 
     def await_copy(self) -> None:
-        """Make this thread's next changes of the state wait for the copy; for values on a GPU only its stream waits."""
+        """Make this thread's next changes of the state wait for the copy. For values on a GPU only its stream waits."""
         if self._arrival is not None:
             torch.cuda.current_stream().wait_event(self._arrival)
         self._is_copied.wait()
@@ -85,7 +85,7 @@ class Snapshot:
                 copy.values.copy_(piece.values, non_blocking=True)
 
     def _copies(self) -> dict[str, TensorPiece]:
-        """Return the pieces as they lie in memory."""
+        """Return the pieces as stored in memory."""
         assert self._memory is not None
         copies: dict[str, TensorPiece] = {}
         first = 0  # of the values in memory
@@ -100,5 +100,5 @@ class Snapshot:
 
 
 def _tensor(memory: mmap.mmap, first: int, count: int) -> Tensor:
-    """Return fp32 (count,) from the `first` value on; its storage is that range of memory only."""
+    """Return fp32 (count,) from the `first` value on. Its storage is only that range of memory."""
     return torch.frombuffer(memory, dtype=torch.float32, count=count, offset=first * VALUE_BYTES)

@@ -1,7 +1,7 @@
 """A rank's flat piece of a tensor as boxes of the whole tensor.
 
-A rank holds a flat, row-major range of its tensor-parallel part of each tensor. A checkpoint and a published model know
-only boxes of whole tensors, so what one plan saves, any other plan loads.
+A rank holds a flat, row-major range of its tensor-parallel part of each tensor. Checkpoints and published models have
+only boxes of whole tensors, so any plan can load what another plan saved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ShardSlice:
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[ShardSlice]:
-    """Return row-major elements [start, stop) of a tensor of `shape` as boxes, in order: at most 2 n - 1 of n dims."""
+    """Return row-major elements [start, stop) of a tensor of `shape` as at most 2 n - 1 boxes, in order, for n dims."""
     if start >= stop:
         return []
     if len(shape) <= 1:
@@ -90,17 +90,17 @@ class TensorPiece:
 
 
 def whole_piece(parameter: Tensor, part: TensorPart) -> TensorPiece:
-    """Return all of a parameter, which is `part` of a tensor."""
+    """Return the whole of a parameter, which is `part` of a tensor."""
     return TensorPiece(parameter.detach().flatten(), part, 0, parameter.numel())
 
 
 def weights_of(shards: Iterable[Shard]) -> dict[str, TensorPiece]:
-    """Return the pieces of weights that `shards` are, by name."""
+    """Return the pieces of weights in `shards`, by name."""
     return {shard.name: TensorPiece(shard.master, shard.part, shard.start, shard.stop) for shard in shards}
 
 
 def pieces_of(shards: Iterable[Shard]) -> dict[str, TensorPiece]:
-    """Return all tensors a rank holds parts of, by their names in a checkpoint."""
+    """Return all tensors that a rank holds parts of, by their names in a checkpoint."""
     return {
         f"{kind}/{shard.name}": TensorPiece(values, shard.part, shard.start, shard.stop)
         for shard in shards

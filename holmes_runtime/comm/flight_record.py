@@ -1,9 +1,9 @@
-"""The progress of this process with every group, from torch's flight recorder in its JSON form.
+"""The progress of this process in each of its groups, from torch's flight recorder in its JSON form.
 
 Source: torch 2.13, include/torch/csrc/distributed/c10d/FlightRecorderDetail.hpp. The dump holds the last
-TORCH_FR_BUFFER_SIZE operations, oldest first, each with its group's name and description, its number there (collectives
-and messages are counted apart), and whether it is scheduled, started or completed. Gloo's have no state and are only
-`retired` when they are done.
+TORCH_FR_BUFFER_SIZE operations, oldest first. Each has its group's name and description, its number in the group
+(collectives and messages are counted separately), and its state: scheduled, started or completed. Gloo's have no state;
+they are only `retired` when done.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch._C import _distributed_c10d
 
 from holmes_runtime.config.messages import GroupProgress
 
-FORMAT = "2."  # a new second number only adds fields
+FORMAT = "2."  # a new minor version only adds fields
 _COLUMNS = {"name": 0, "description": 1}
 
 
 def parse_flight_record(
     dump: str | bytes, groups: Iterable[str], by: Literal["name", "description"] = "description"
 ) -> tuple[GroupProgress, ...]:
-    """Return the progress of each of `groups`, this rank's; groups without a known progress are left out.
+    """Return this rank's progress in each of `groups`. Groups with unknown progress are left out.
 
-    They are given by torch's own names of them, or by the descriptions they were made with.
+    `groups` are torch's own names, or the descriptions that the groups were made with.
 
-    A group without an operation is at 0 if no operation was overwritten, and else not known. Raises ValueError for
-    another format.
+    A group without an operation is at 0 if no operation was overwritten; otherwise its progress is unknown. Raises
+    ValueError for another format.
     """
     record = json.loads(dump)
     if not isinstance(record, dict) or not str(record.get("version")).startswith(FORMAT):
@@ -38,7 +38,7 @@ def parse_flight_record(
     newest = {entry["process_group"][_COLUMNS[by]]: entry["pg_id"] for entry in entries}
     for entry in entries:
         group = entry["process_group"][_COLUMNS[by]]
-        if entry["pg_id"] == newest[group]:  # else of a destroyed group, whose name the next one may have
+        if entry["pg_id"] == newest[group]:  # else it is of a destroyed group, whose name may be in use again
             key = group, bool(entry["is_p2p"])
             found[key] = _with(found.get(key) or GroupProgress(*key, 0, 0, 0), entry)
     is_whole = not entries or entries[0]["record_id"] == 0
@@ -50,9 +50,9 @@ def parse_flight_record(
 
 
 def _with(progress: GroupProgress, entry: dict[str, Any]) -> GroupProgress:
-    """Return `progress` after one more operation, which follows those before it.
+    """Return `progress` after one more operation.
 
-    Messages that torch sends in one batch have an entry each without a state of their own, and one more for all.
+    Messages that torch sends in one batch have an entry each, without a state, and one more entry for all of them.
     """
     number = int(entry["p2p_seq_id" if progress.p2p else "collective_seq_id"])
     is_done = entry["state"] == "completed" or (entry["retired"] and entry["profiling_name"].startswith("gloo:"))

@@ -1,7 +1,7 @@
-"""The opening of process groups one after another, each on its planned network, and the check that it is on it.
+"""Open process groups one after another, each on its planned network, and check that it is there.
 
-Gloo groups are bound to an interface per rank, NCCL groups to a network module per group. A Gloo group's network is
-read from the sockets it has opened, an NCCL group's from NCCL's own log.
+Gloo groups are bound to an interface per rank, NCCL groups to a network module per group. The network of a Gloo group
+is read from the sockets it has opened, that of an NCCL group from NCCL's own log.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from holmes_runtime.node.interface_counters import read_port_counters
 
 BACKEND = "holmes"
 GLOO_THREADS = 2  # torch's own default for a Gloo group
-EDGE_CTAS = 4  # a posted receive keeps as many of the GPU's SMs busy until it is fed, and a rank may have four edges
+EDGE_CTAS = 4  # a posted receive occupies this many SMs until its data arrives, and a rank may have four edges
 TEST_BYTES = 1 << 20
 
 
 class GlooInterface(ProcessGroupGloo._Options):  # type: ignore[misc,name-defined]
-    """Options of one group of backend "holmes": the interface of this rank, and connections to each other member."""
+    """Options of one "holmes" group: the interface of this rank, and the connections to each other member."""
 
     def __init__(self, group_name: str, interface: str, streams: int) -> None:
         super().__init__()
@@ -44,28 +44,28 @@ class GlooInterface(ProcessGroupGloo._Options):  # type: ignore[misc,name-define
 
 
 def register_backend() -> None:
-    """Register backend "holmes" with torch.distributed, unless that was done before."""
+    """Register the backend "holmes" with torch.distributed, unless it is registered already."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create_gloo, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create_gloo(options: Any, interface: GlooInterface | None) -> ProcessGroupGloo:
-    """Make a group of backend "holmes"; torch calls this."""
+    """Make a group of the backend "holmes". torch calls this."""
     return make_gloo(options.store, options.group_rank, options.group_size, options.timeout, interface)
 
 
 def make_gloo(
     store: Store, rank: int, size: int, timeout: timedelta, interface: GlooInterface | None
 ) -> ProcessGroupGloo:
-    """Return a Gloo group of authenticated members, on devices of one interface; they meet in `store`.
+    """Return a Gloo group of authenticated members, on devices of one interface. They meet in `store`.
 
-    A group that carries tensors is connected at once: an end that connects at its first message may wait in it for the
-    other end, and two ranks that each post a receive first, on an edge's two groups, would wait for one another. A
-    control group may connect late, as on GPUs: then members' hosts stay admitted, and the ends of connections are not
-    compared.
+    A group that carries tensors is connected at once. Otherwise an end that connects at its first message may wait
+    there for the other end, and two ranks that each post a receive first, on an edge's two groups, would wait for each
+    other. A control group may connect late, as on GPUs: then the members' hosts stay admitted, and the ends of
+    connections are not compared.
 
     Raises:
-        RuntimeError: the interface cannot be used, or a process that is no member is in the group.
+        RuntimeError: the interface cannot be used, or a process that is not a member is in the group.
     """
     lazily = interface is None and os.environ.get("TORCH_GLOO_LAZY_INIT") == "1"
     opened = [
@@ -84,9 +84,9 @@ def make_gloo(
 
 
 def _gloo_device(interface: GlooInterface | None, lazily: bool) -> Any:
-    """Return a device on the group's interface; without a group's interface, on that of GLOO_SOCKET_IFNAME.
+    """Return a device on the group's interface, or without one, on that of GLOO_SOCKET_IFNAME.
 
-    torch reads the variable only for groups that it makes itself; its default device is on the address of the host's
+    torch reads the variable only for groups that it makes itself. Its default device is on the address of the host's
     name.
     """
     name = interface.interface if interface is not None else os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
@@ -99,14 +99,14 @@ def _gloo_device(interface: GlooInterface | None, lazily: bool) -> Any:
 
 
 def new_control_group(timeout_s: float) -> ProcessGroup:
-    """Return one more Gloo group of all ranks, on the network of the default one."""
+    """Return another Gloo group of all ranks, on the network of the default group."""
     register_backend()
     group: ProcessGroup = dist.new_group(backend=BACKEND, timeout=timedelta(seconds=timeout_s))
     return group
 
 
 def nccl_fields(group: Group) -> dict[str, str | int]:
-    """Return the fields of NCCL's configuration that bind `group` to its network and limit an edge's kernels."""
+    """Return the fields of NCCL's configuration that bind `group` to its network and limit the kernels of an edge."""
     bound: dict[str, str | int] = {"max_ctas": EDGE_CTAS} if group.axis in EDGE_AXES else {}
     return bound if group.net_name is None else {"net_name": group.net_name, **bound}
 
@@ -114,8 +114,8 @@ def nccl_fields(group: Group) -> dict[str, str | int]:
 def opening_order(config: RunConfig) -> Sequence[Group]:
     """Return the groups of the run in the order in which all ranks make them.
 
-    Making one holds up its members. Every other edge of a pipeline comes first, so that edges are made in parallel
-    rather than each after its neighbour.
+    Making a group blocks its members. Every second edge of a pipeline comes first, so edges are made in parallel
+    instead of each after its neighbour.
     """
 
     def turn(group: Group) -> int:
@@ -125,7 +125,7 @@ def opening_order(config: RunConfig) -> Sequence[Group]:
 
 
 def send_test_message(group: Group, opened: ProcessGroup, rank: int, device: torch.device) -> None:
-    """Send TEST_BYTES as the group will be used, and wait for them: NCCL connects at the first message."""
+    """Send TEST_BYTES in the way the group will be used, and wait for them. NCCL connects at the first message."""
     message = torch.zeros(TEST_BYTES, dtype=torch.uint8, device=device)
     if group.axis not in EDGE_AXES:
         dist.all_reduce(message, group=opened)
@@ -140,7 +140,7 @@ def send_test_message(group: Group, opened: ProcessGroup, rank: int, device: tor
 
 @dataclass(frozen=True)
 class Calls:
-    """The functions of torch and of the system that open a group."""
+    """The functions of torch and of the system that are used to open a group."""
 
     new_group: Callable[..., Any] = dist.new_group
     nccl_options: Callable[[], Any] = lambda: dist.ProcessGroupNCCL.Options()
@@ -149,7 +149,7 @@ class Calls:
 
 
 class GroupOpening:
-    """Makes the groups of one rank. `evidence` has a line on the network of each NCCL group, and its source."""
+    """Makes the groups of one rank. `evidence` has a line about the network of each NCCL group, and its source."""
 
     def __init__(
         self,
@@ -168,14 +168,14 @@ class GroupOpening:
         self.evidence: list[str] = []
 
     def in_words(self, group: Group) -> str:
-        """Return name, axis and hosts of the group."""
+        """Return the name, axis and hosts of the group."""
         hosts = dict.fromkeys(self._config.grid.rank(rank).host for rank in group.ranks)
         return f"group {group.name} ({group.axis} on {', '.join(hosts)})"
 
     def open(self, group: Group) -> ProcessGroup | None:
-        """Return the process group, or None on ranks outside it, which take part in its creation all the same.
+        """Return the process group, or None on ranks outside it, which also take part in its creation.
 
-        Raises RuntimeError, naming group and hosts, if it cannot be made or does not use the network of the plan.
+        Raises RuntimeError naming the group and its hosts if it cannot be made or is not on the planned network.
         """
         if self._rank not in group.ranks:
             self._new_group(group, None)
@@ -208,8 +208,8 @@ class GroupOpening:
         return opened
 
     def _open_nccl(self, group: Group) -> ProcessGroup:
-        """Open an NCCL group. Its device is given, so the communicator is made at once; a first message connects it."""
-        options = self._calls.nccl_options()  # a fresh object for each, as torch keeps and writes to them
+        """Open an NCCL group. As the device is given, the communicator is made now; the first message connects it."""
+        options = self._calls.nccl_options()  # a new object for each group, as torch keeps it and writes to it
         options._timeout = self._timeout
         for field, value in nccl_fields(group).items():
             setattr(options.config, field, value)
@@ -229,12 +229,12 @@ class GroupOpening:
         if planned is not None and made.network is not None and made.network.lower() != planned.lower():
             raise RuntimeError(
                 f"is to use {planned}, but NCCL's log says `Using network {made.network}`: look for NCCL_NET in the "
-                "environment and NCCL's conf files, and for what else NCCL_DEBUG=INFO says of that network"
+                "environment and NCCL's conf files, and for what NCCL_DEBUG=INFO says about that network"
             )
 
 
 def _evidence(group: Group, made: NcclSays, connected: NcclSays, rdma_bytes: int | None) -> str:
-    """Return the network of `group` and the evidence; `rdma_bytes`: bytes moved by the host's planned RDMA ports."""
+    """Return the network of `group` and the evidence. `rdma_bytes`: bytes moved by the host's planned RDMA ports."""
     if made.network is None:
         seen = "RDMA ports that cannot be read" if rdma_bytes is None else f"{rdma_bytes} bytes over the RDMA ports"
         return f"{group.name}: planned on {group.net_name}; NCCL wrote no log, a message of {TEST_BYTES} moved {seen}"

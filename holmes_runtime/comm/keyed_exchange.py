@@ -1,7 +1,7 @@
-"""Tags by which ranks notice that a message was changed in transit between their hosts.
+"""Tags with which ranks detect that a message was changed in transit between their hosts.
 
-The key is the attempt's; its agents pass it to its ranks. A run without agents has no key: its tags reveal accidents,
-but not an attacker, who can make the tags anew.
+The key belongs to the attempt; its agents pass it to its ranks. A run without agents has no key: then tags reveal
+accidents, but not an attacker, who can recompute the tags.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class _AttemptExchanges:
 def take_key(environ: MutableMapping[str, str], hosts: Sequence[str]) -> None:
     """Use the attempt's key from now on, and remove it from `environ`, which children inherit and libraries log.
 
-    `hosts` are the hosts by rank, for messages.
+    `hosts` are the hosts by rank, for error messages.
     """
     _AttemptExchanges.attempt = _Attempt(bytes.fromhex(environ.pop(KEY_VARIABLE, "")), hosts)
 
 
 class KeyedExchange:
-    """One exchange over a group: all its ranks begin the same exchanges, in the same order."""
+    """One exchange over a group. All its ranks begin the same exchanges in the same order."""
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group if group is not None else dist.group.WORLD
@@ -50,7 +50,7 @@ class KeyedExchange:
         _AttemptExchanges.begun[self._group] = self._number + 1
 
     def tag(self, source: int, place: str, *parts: bytes | memoryview) -> bytes:
-        """Return the tag of a message of the group's rank `source`; no two of its messages have one `place`.
+        """Return the tag of a message from the group's rank `source`. Its messages must have distinct `place`s.
 
         Both ends know the length of all parts but the last.
         """
@@ -59,7 +59,7 @@ class KeyedExchange:
         return tag_of(_AttemptExchanges.attempt.key, where, b"\0", *parts)
 
     def check(self, source: int, place: str, tag: bytes | memoryview, *parts: bytes | memoryview) -> None:
-        """Raise FrameAltered, naming both ends, unless `source` sent these parts."""
+        """Raise FrameAltered naming both ends unless `source` sent these parts."""
         if not hmac.compare_digest(self.tag(source, place, *parts), tag):
             mine = self._name(dist.get_rank(self._group))
             raise FrameAltered(f"what {self._name(source)} sent to {mine} {CHANGED}: {place}")

@@ -1,8 +1,8 @@
-"""NCCL's report on its communicators, in the log it writes if NCCL_DEBUG is INFO.
+"""NCCL's report on its communicators, from the log it writes if NCCL_DEBUG is INFO.
 
-Communicators are made one after the other, so the lines logged while one is made are about that one. The module that
-carries it is named for each (`Using network IB`), the ports of a module once per process (`NET/IB : Using
-[0]mlx5_0:1/IB`), the path of a channel when it connects (`via NET/IB/0/GDRDMA`). Source: NCCL 2.18 to 2.29,
+Communicators are made one after another, so the lines logged while one is made are about that one. NCCL logs the
+network module for each communicator (`Using network IB`), the ports of a module once per process (`NET/IB : Using
+[0]mlx5_0:1/IB`), and the path of a channel when it connects (`via NET/IB/0/GDRDMA`). Source: NCCL 2.18 to 2.29,
 src/init.cc, src/transport/net.cc, net_ib.cc and net_socket.cc.
 """
 
@@ -30,10 +30,10 @@ _GPU_DIRECT = "/GDRDMA"
 
 @dataclass(frozen=True)
 class NcclSays:
-    """The contents of a stretch of the log. `network`: the module, None if no communicator was made.
+    """The contents of a section of the log. `network` is the module, None if no communicator was made.
 
-    `nics`: ports and interfaces of the modules that were set up. `paths`: the paths of channels, such as
-    `NET/IB/0/GDRDMA`. `communicators`: number of ranks and module of each that was begun.
+    `nics` are ports and interfaces of the modules that were set up. `paths` are the paths of channels, such as
+    `NET/IB/0/GDRDMA`. `communicators` has the number of ranks and the module of each one that was begun.
     """
 
     network: str | None
@@ -44,12 +44,12 @@ class NcclSays:
 
     @property
     def gpu_direct(self) -> bool | None:
-        """True if all channels over a network go from GPU memory to the NIC; None if no channel is known."""
+        """True if all network channels go from GPU memory to the NIC; None if no channel is known."""
         return all(_GPU_DIRECT in path for path in self.paths) if self.paths else None
 
 
 def parse_nccl_log(text: str) -> NcclSays:
-    """Return the contents of the lines of `text`; of several communicators, the last one's network."""
+    """Return the contents of the lines of `text`. If there are several communicators, the last one's network counts."""
     networks = _NETWORK.findall(text)
     nics = [nic for line in _NICS.findall(text) for nic in _RDMA_PORT.findall(line) or _NETDEV.findall(line)]
     return NcclSays(
@@ -62,7 +62,7 @@ def parse_nccl_log(text: str) -> NcclSays:
 
 
 def _communicators(text: str) -> Iterator[tuple[int, str]]:
-    """Yield size and module of each; a thread logs the module first, then that it begins."""
+    """Yield the size and module of each communicator. A thread logs the module first, and then that it begins."""
     networks: dict[str, str] = {}
     for line in _COMMUNICATOR.finditer(text):
         if line["network"] is not None:
@@ -72,10 +72,10 @@ def _communicators(text: str) -> Iterator[tuple[int, str]]:
 
 
 class NcclLog:
-    """The log of this process, read stretch by stretch; empty if none is written."""
+    """The log of this process, read section by section; empty if none is written."""
 
     def __init__(self, environ: Mapping[str, str], host: str | None = None, pid: int | None = None) -> None:
-        """Find the file by NCCL_DEBUG_FILE in `environ`, where %h is the host and %p the process."""
+        """Find the file from NCCL_DEBUG_FILE in `environ`, where %h is the host and %p the process."""
         name = environ.get("NCCL_DEBUG_FILE", "")
         host = (socket.gethostname() if host is None else host).partition(".")[0]
         name = name.replace("%h", host).replace("%p", str(os.getpid() if pid is None else pid))

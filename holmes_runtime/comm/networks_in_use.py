@@ -1,7 +1,7 @@
-"""The network that each group of this rank really uses, to be compared with the plan.
+"""The network that each group of this rank actually uses, for comparison with the plan.
 
-A Gloo group's connections are this process's sockets. A socket's local address shows the interface it is bound to, on
-one host as across hosts. NCCL logs the network it uses (`nccl_log.py`).
+A Gloo group's connections are sockets of this process. A socket's local address shows the interface it is bound to,
+within one host as well as across hosts. NCCL logs the network it uses (`nccl_log.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def interface_addresses() -> dict[str, str]:
-    """Return this host's interfaces by address."""
+    """Return the interfaces of this host by address."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -44,6 +44,6 @@ def _ipv4_of(probe: socket.socket, interface: str) -> str | None:
 
 
 def other_interfaces(planned: str, connections: Iterable[OwnSocket], addresses: dict[str, str]) -> list[str]:
-    """Return the interfaces other than `planned` that `connections` use, or addresses that no interface has."""
+    """Return the interfaces other than `planned` that `connections` use, and addresses that no interface has."""
     used = {addresses.get(connection.local.address, connection.local.address) for connection in connections}
     return sorted(used - {planned})

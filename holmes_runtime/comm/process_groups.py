@@ -1,7 +1,7 @@
-"""Process groups bound to the network each was planned on.
+"""Process groups, each bound to its planned network.
 
 Gloo groups are bound to an interface per rank, NCCL groups to a network module per group. The default group is Gloo
-and carries control traffic only: set-up checks and barriers.
+and carries only control traffic: set-up checks and barriers.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class RankGroups:
-    """The process groups of one rank; None where it is the only shard or replica, or has no such neighbour.
+    """The process groups of one rank. A group is None if the rank would be its only member or has no such neighbour.
 
     `cp` joins the replicas that share its sequences. `dp` joins the replicas of its cluster or, in flat data
-    parallelism, all; `dp_across` the ones of different clusters. `ep` joins the replicas that share the experts of a
-    layer; `expert_dp` and `expert_dp_across` join those with the same experts, as `dp` and `dp_across` do. `tied` joins
-    a rank of the first stage and one of the last, which hold copies. Activations come over `forward_in` and leave over
-    `forward_out`; gradients come over `backward_in` and leave over `backward_out`. `digests` count the traffic of the
-    groups; None if digests are not compared.
+    parallelism, all replicas; `dp_across` joins replicas of different clusters. `ep` joins the replicas that share the
+    experts of a layer. `expert_dp` and `expert_dp_across` join replicas with the same experts, as `dp` and `dp_across`
+    do. `tied` joins a rank of the first stage and one of the last, which hold copies. Activations arrive on
+    `forward_in` and leave on `forward_out`; gradients arrive on `backward_in` and leave on `backward_out`. `digests`
+    count the traffic of the groups, and are None if digests are not compared.
     """
 
     tp: ProcessGroup | None = None
@@ -55,20 +55,20 @@ class RankGroups:
 
     @property
     def replicas(self) -> tuple[ProcessGroup, ...]:
-        """The groups over which, one after the other, a value becomes the sum over all replicas."""
+        """The groups over which a value is summed, one after another, to become the sum over all replicas."""
         return tuple(group for group in (self.dp, self.dp_across) if group is not None)
 
     def messages_of(self, name: str) -> GroupDigests | None:
-        """Return the digests of messages in the group of that name, such as `dp`."""
+        """Return the digests of messages in the group with that name, such as `dp`."""
         return None if self.digests is None else self.digests.messages.get(name)
 
     def counted(self, gathering: Pending, name: str) -> Pending:
-        """Return `gathering`, and count its result as weights that are alike on all ranks of the group of that name."""
+        """Return `gathering`, with its result counted as weights that all ranks of the group `name` share."""
         copies = None if self.digests is None else self.digests.weights.get(name)
         return gathering if copies is None else copies.watch(gathering)
 
     def exchange(self, axes: Sequence[Axis]) -> ReplicaExchange:
-        """Return the exchange over the groups of `axes`, of those that there are."""
+        """Return the exchange over the existing groups of `axes`."""
         levels = {name: group for name in axes if (group := getattr(self, name)) is not None}
         weights = {} if self.digests is None else self.digests.weights
         digests = [LevelDigests(self.messages_of(name), weights.get(name)) for name in levels]
@@ -76,7 +76,7 @@ class RankGroups:
 
 
 def check_interfaces(config: RunConfig, rank: int) -> None:
-    """Raise RuntimeError, naming host, group and interface, if this host lacks an interface of the plan."""
+    """Raise RuntimeError naming host, group and interface if this host lacks an interface of the plan."""
     host = config.grid.rank(rank).host
     present = sorted(name for _, name in socket.if_nameindex())
     for group in config.groups:
@@ -88,10 +88,10 @@ def check_interfaces(config: RunConfig, rank: int) -> None:
 
 
 def select_device(device: str, local_rank: int, environ: Mapping[str, str]) -> torch.device:
-    """Return the device of this rank; on "cuda" make GPU `local_rank` the current one.
+    """Return the device of this rank. On "cuda", make GPU `local_rank` the current one.
 
-    Raises RuntimeError if NCCL_NET is set for a "cuda" run, in the environment or in a file that NCCL reads: it would
-    override the network of every group.
+    Raises RuntimeError if NCCL_NET is set for a "cuda" run, in the environment or in a file that NCCL reads, as it
+    would override the network of every group.
     """
     if device == "cpu":
         return torch.device("cpu")
@@ -109,7 +109,7 @@ def select_device(device: str, local_rank: int, environ: Mapping[str, str]) -> t
 
 
 def connect(config: RunConfig, rank: int, world_size: int) -> None:
-    """Join the default group (Gloo, control traffic). Raise RuntimeError if the launch has another size."""
+    """Join the default group (Gloo, control traffic). Raises RuntimeError if the launch has another size."""
     if world_size != config.world_size:
         raise RuntimeError(f"rank {rank}: launched with WORLD_SIZE {world_size}, the run has {config.world_size} ranks")
     refuse_pickles()
@@ -123,10 +123,10 @@ def open_groups(
     device: torch.device = CPU,
     now: Callable[[str], None] = lambda _: None,
 ) -> RankGroups:
-    """Create all groups of the run, on all ranks in one order, and return this rank's; call `now` before making each.
+    """Create all groups of the run, on all ranks in the same order, and return this rank's. Call `now` before each one.
 
-    On "cuda" every communicator is made and tried out here. Raises RuntimeError, naming group and hosts, for one that
-    cannot be made or is not on the network of the plan.
+    On "cuda" every communicator is made and tried here. Raises RuntimeError naming a group and its hosts if it cannot
+    be made or is not on the planned network.
     """
     opening = GroupOpening(config, rank, device, os.environ)
     opened = {}

@@ -1,8 +1,8 @@
-"""Records between ranks as JSON in tensors of bytes. torch's own collectives for objects unpickle data of peers, which
-would run any code in it.
+"""Records sent between ranks as JSON in tensors of bytes. torch's own collectives for objects unpickle data of peers,
+which could run any code in it.
 
-Every function is called by all ranks of the group with a record of one type. Each record comes with a tag, which is
-checked before any part of the record is read.
+All ranks of the group call each function with a record of the same type. Each record has a tag, which is checked before
+any part of the record is read.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ MAX_BYTES = 1 << 26  # of one record: a rank of a 7B model sends 0.1 MB at a sav
 class _Refusing:
     def __init__(self, _file: object) -> None:
         raise RuntimeError(
-            "a peer's object is not unpickled, as that could run anything: send tensors, or texts as tensors of bytes"
+            "a peer's object is not unpickled, as that could run any code: send tensors, or text as a tensor of bytes"
         )
 
 
 def refuse_pickles() -> None:
-    """Make torch's collectives for objects raise RuntimeError instead of unpickling data of a peer."""
+    """Make torch's collectives for objects raise RuntimeError instead of unpickling a peer's data."""
     distributed_c10d._unpickler = _Refusing  # type: ignore[assignment]
 
 
 def all_gather_records(mine: Record, group: ProcessGroup | None = None) -> list[Record]:
-    """Return the records of all ranks, in the group's order.
+    """Return the records of all ranks, in group order.
 
     Raises:
         FrameAltered: a record is not what its rank sent.
-        ValueError: a record has a wrong value; names it.
+        ValueError: a record has a wrong value; the message names it.
     """
     heads, padded = _padded(mine, group)
     gathered = [torch.empty_like(padded) for _ in heads]
@@ -51,7 +51,7 @@ def all_gather_records(mine: Record, group: ProcessGroup | None = None) -> list[
 
 
 def gather_records(mine: Record, group: ProcessGroup | None = None) -> list[Record]:
-    """Return the records of all ranks, in order, on the group's first rank; none on others. Raises as above."""
+    """Return the records of all ranks, in order, on the group's first rank, and none on others. Raises as above."""
     heads, padded = _padded(mine, group)
     first = dist.get_rank(group) == 0
     gathered = [torch.empty_like(padded) for _ in heads] if first else None
@@ -67,7 +67,7 @@ def broadcast_record(mine: Record, group: ProcessGroup | None = None, source: in
 
 
 class _Head(NamedTuple):
-    """The header of a rank's record: its size, and its tag in that exchange."""
+    """The header of a rank's record: its size, and its tag in this exchange."""
 
     exchange: KeyedExchange
     source: int
@@ -76,7 +76,7 @@ class _Head(NamedTuple):
 
 
 def _padded(record: object, group: ProcessGroup | None) -> tuple[list[_Head], Tensor]:
-    """Return the heads of all ranks' records, and this rank's, (longest,), uint8. Raise RuntimeError for a huge one."""
+    """Return all ranks' headers, and this rank's record, uint8 (longest,). Raises RuntimeError for a huge record."""
     exchange, name, me = KeyedExchange(group), type(record).__name__, dist.get_rank(group)
     encoded = bytearray(to_json(record).encode())
     said = len(encoded).to_bytes(SIZE_BYTES, "big") + exchange.tag(me, RECORD, memoryview(encoded))
@@ -91,7 +91,7 @@ def _padded(record: object, group: ProcessGroup | None) -> tuple[list[_Head], Te
         heads.append(_Head(exchange, rank, int.from_bytes(said[:SIZE_BYTES], "big"), said[SIZE_BYTES:]))
         if not 0 < heads[-1].size <= MAX_BYTES:
             size = heads[-1].size
-            raise RuntimeError(f"rank {rank} of a group sends a {name} of {size} bytes; {MAX_BYTES} are the most")
+            raise RuntimeError(f"rank {rank} of a group sends a {name} of {size} bytes; the limit is {MAX_BYTES}")
     padded = torch.zeros(max(each.size for each in heads), dtype=torch.uint8)
     padded[: len(encoded)] = torch.frombuffer(encoded, dtype=torch.uint8)
     return heads, padded

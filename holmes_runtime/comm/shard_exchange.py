@@ -1,4 +1,4 @@
-"""Reduce-scatter, all-gather and the sum of two ranks' flat tensors, started now and waited for later."""
+"""Reduce-scatter, all-gather and the sum of two ranks' flat tensors, started now and awaited later."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 def start_reduce_scatter(
     flat: Tensor, group: ProcessGroup, digests: GroupDigests | None = None
 ) -> Callable[[], Tensor]:
-    """Start to add `flat` (elements,) up over `group`; the result waits and gives this rank's part (elements / n,).
+    """Start to sum `flat` (elements,) over `group`. The result waits and returns this rank's part (elements / n,).
 
-    Gloo's own reduce-scatter sends as much as an all-reduce (pytorch issue 118911). An exchange of parts and a sum send
-    half, and add in the order of ranks, so that a sum never depends on timing. `digests` count sent and received
-    values; NCCL adds up in transit and counts nothing.
+    Gloo's own reduce-scatter sends as much as an all-reduce (pytorch issue 118911). Exchanging parts and summing them
+    sends half of that. Parts are summed in rank order, so a sum never depends on timing. `digests` count sent and
+    received values; NCCL sums in transit, so nothing is counted.
     """
     size, me = group.size(), group.rank()
     if dist.get_backend(group) == "nccl":
@@ -39,7 +39,7 @@ def start_reduce_scatter(
 
 
 def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
-    """Start to fill `flat` (elements,) from `group`, where this rank's part is in place; the result waits for all."""
+    """Start to fill `flat` (elements,) from `group`; this rank's part is in place. The result waits for all parts."""
     size, me = group.size(), group.rank()
     parts = flat.view(size, -1)
     if dist.get_backend(group) == "nccl" or size > 2:
@@ -50,9 +50,9 @@ def start_all_gather(flat: Tensor, group: ProcessGroup) -> Callable[[], Tensor]:
 
 
 def start_sum_of_two(flat: Tensor, group: ProcessGroup, digests: GroupDigests | None = None) -> Callable[[], Tensor]:
-    """Start to add `flat` (elements,) of the two ranks of `group` up, in place; both get the same bits.
+    """Start to sum `flat` (elements,) of the two ranks of `group`, in place. Both get identical bits.
 
-    `digests` as for a reduce-scatter.
+    `digests` are as for a reduce-scatter.
     """
     if dist.get_backend(group) == "nccl":
         work = dist.all_reduce(flat, group=group, async_op=True)
@@ -64,7 +64,7 @@ def start_sum_of_two(flat: Tensor, group: ProcessGroup, digests: GroupDigests | 
 
 
 def _count(sent: Tensor, received: Tensor, group: ProcessGroup, digests: GroupDigests | None) -> Callable[[], Tensor]:
-    """Count the values sent to other ranks of `group`; the result counts `received` and returns it."""
+    """Count the values sent to other ranks of `group`. The returned function counts `received` and returns it."""
     if digests is None:
         return lambda: received
     others = [rank for rank in range(group.size()) if rank != group.rank()]
@@ -81,11 +81,12 @@ def _count(sent: Tensor, received: Tensor, group: ProcessGroup, digests: GroupDi
 
 
 def _exchange(sent: Tensor, received: Tensor, group: ProcessGroup) -> list[Transfer]:
-    """Send sent[i] to rank i of `group` and fill received[i] from it, both (n, elements), but for this rank itself.
+    """Send sent[i] to rank i of `group` and fill received[i] from it, both (n, elements), except for this rank itself.
 
     Receives are posted first. A receiver signals that it is ready on the connection that also carries its own data.
-    Behind that data the other direction would wait, and two ranks would take turns on a full-duplex link. Gloo's
-    all-to-all and, between two ranks, all-gather do: 0.5 to 0.95 of a link's rate, against 0.95 so.
+    Queued behind that data, the signal would hold up the other direction, and two ranks would take turns on a
+    full-duplex link. Gloo's all-to-all and its all-gather of two ranks do this, and reach 0.5 to 0.95 of a link's rate.
+    This function reaches 0.95.
     """
     size, me = group.size(), group.rank()
     transfers = [start_receive(received[(me - i) % size], (me - i) % size, group) for i in range(1, size)]

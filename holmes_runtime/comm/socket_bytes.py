@@ -1,4 +1,4 @@
-"""Bytes that this process's TCP connections have carried, as the kernel counts them for each connection.
+"""Bytes that this process's TCP connections have carried, as counted by the kernel for each connection.
 
 Traffic that bypasses TCP, such as RDMA and shared memory, is not counted.
 """
@@ -29,5 +29,5 @@ def read_socket_bytes() -> dict[int, int]:
 
 
 def bytes_between(before: Mapping[int, int], after: Mapping[int, int]) -> int:
-    """Return the bytes that moved over connections in both readings."""
+    """Return the bytes that were moved over connections present in both readings."""
     return sum(max(0, count - before[number]) for number, count in after.items() if number in before)

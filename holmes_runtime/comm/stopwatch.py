@@ -1,4 +1,4 @@
-"""The time of a rank by named laps: every moment belongs to the innermost lap that is open."""
+"""The time of a rank by named laps. Every moment belongs to the innermost open lap."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.profiler import record_function
 
 REST = "rest"
 Mark = tuple[float | torch.cuda.Event, str]
-"""The start of a lap, by the host's clock or by an event in a GPU's stream, and its name."""
+"""The start of a lap, by the host's clock or an event in a GPU's stream, and its name."""
 
 
 def timed_event() -> torch.cuda.Event:
-    """Return an event of the current GPU that knows its time."""
+    """Return an event of the current GPU that records its time."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
@@ -32,10 +32,10 @@ def named_range(name: str) -> Iterator[None]:
 
 
 class Stopwatch:
-    """Times laps on the host, or on a GPU by events in its current stream, without waiting for it.
+    """Times laps on the host, or on a GPU through events in its current stream, without waiting for it.
 
-    On a GPU a wait for a collective is thus the time for which the stream stood still. A reading there covers the time
-    before the last one: by then its events have passed, and `add_up` reads them while the GPU has work.
+    On a GPU, the wait for a collective is therefore the time that the stream stood still. A reading there covers the
+    time before the previous reading: by then its events have passed, and `add_up` reads them while the GPU has work.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Stopwatch:
         now_s: Callable[[], float] = time.perf_counter,
         new_event: Callable[[], torch.cuda.Event] = timed_event,
     ) -> None:
-        """`now_s` is the host's clock, in seconds; `new_event` makes an event that is not recorded yet."""
+        """`now_s` is the host's clock, in seconds. `new_event` makes an event that is not yet recorded."""
         self._now_s, self._new_event = now_s, new_event
         self._is_gpu = device.type == "cuda"
         self._open = [REST]
@@ -55,7 +55,7 @@ class Stopwatch:
 
     @contextmanager
     def lap(self, name: str) -> Iterator[None]:
-        """Count the block as `name`, except for laps opened inside."""
+        """Count the block as `name`, except for laps opened inside it."""
         self._open.append(name)
         self._mark(name)
         try:
@@ -73,7 +73,7 @@ class Stopwatch:
         self._marks.append((event, name))
 
     def read_s(self) -> dict[str, float]:
-        """Return seconds by name since the last reading; on a GPU between the two before this one, none at first."""
+        """Return seconds by name since the last reading; on a GPU, between the two readings before, empty at first."""
         ended = self._take_marks()
         if not self._is_gpu:
             return _seconds_by_name(ended)
@@ -82,11 +82,11 @@ class Stopwatch:
         return seconds
 
     def skip(self) -> None:
-        """Discard the time since the last reading: it counts as no lap."""
+        """Discard the time since the last reading."""
         self._take_marks()
 
     def add_up(self) -> None:
-        """On a GPU, add up the seconds before the last reading; called where the host would wait for the GPU anyway."""
+        """On a GPU, add up the seconds before the last reading. Call this where the host waits for the GPU anyway."""
         if self._before:
             last, _ = self._before[-1]
             assert not isinstance(last, float)
@@ -94,7 +94,7 @@ class Stopwatch:
             self._seconds, self._before = _seconds_by_name(self._before), []
 
     def _take_marks(self) -> list[Mark]:
-        """Return all marks up to now; the last one begins the next marks."""
+        """Return all marks so far. The last one becomes the first of the next marks."""
         self._mark(self._open[-1])
         taken, self._marks = self._marks, self._marks[-1:]
         return taken

@@ -1,8 +1,8 @@
-"""Messages between two ranks, over as many parallel connections as their group has.
+"""Messages between two ranks, over all the parallel connections of their group.
 
-One TCP connection does not fill a long line: its window bounds the bytes in transit, and some networks bound each
-connection's rate. Gloo opens one connection per device to each other member and picks it by the message's tag, so a
-message travels in as many parts as there are devices, each with a tag of its own.
+One TCP connection does not fill a long line: its window limits the bytes in transit, and some networks limit each
+connection's rate. Gloo opens one connection per device to each other member and chooses it by the message's tag. A
+message is therefore sent in as many parts as there are devices, each with its own tag.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-MIN_PART = 16384  # elements: smaller messages are as fast in one part
+MIN_PART = 16384  # elements: smaller messages are just as fast in one part
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A message under way, in its parts. The tensor of a sent message must not be freed before it has left."""
+    """A message under way, in parts. The tensor of a sent message must not be freed before it has left."""
 
     works: Sequence[dist.Work | None]
     tensor: Tensor
 
     def wait(self) -> None:
-        """Wait until it has left, or arrived."""
+        """Wait until the message has left, or arrived."""
         for work in self.works:
             if work is not None:
                 work.wait()
 
 
 def start_send(tensor: Tensor, to: int, group: ProcessGroup | None) -> Transfer:
-    """Start to send `tensor`, contiguous, to rank `to` of `group`."""
+    """Start to send `tensor`, which is contiguous, to rank `to` of `group`."""
     parts = _parts(tensor, group)
     return Transfer([dist.isend(part, group=group, tag=tag, group_dst=to) for tag, part in enumerate(parts)], tensor)
 
 
 def start_receive(tensor: Tensor, source: int, group: ProcessGroup | None) -> Transfer:
-    """Start to receive into `tensor`, contiguous, from rank `source` of `group`."""
+    """Start to receive into `tensor`, which is contiguous, from rank `source` of `group`."""
     parts = _parts(tensor, group)
     works = [dist.irecv(part, group=group, tag=tag, group_src=source) for tag, part in enumerate(parts)]
     return Transfer(works, tensor)
 
 
 def _parts(tensor: Tensor, group: ProcessGroup | None) -> Sequence[Tensor]:
-    """Return the parts in which a message of this size travels: the same at both ends."""
+    """Return the parts in which a message of this size is sent. They are the same at both ends."""
     streams = _streams(group) if tensor.numel() >= 2 * MIN_PART else 1
     if streams == 1:
         return (tensor,)
@@ -54,7 +54,7 @@ def _parts(tensor: Tensor, group: ProcessGroup | None) -> Sequence[Tensor]:
 
 
 def _streams(group: ProcessGroup | None) -> int:
-    """Return the connections to each other member; NCCL has its own setting (NCCL_NSOCKS_PERTHREAD)."""
+    """Return the number of connections to each other member. NCCL has its own setting (NCCL_NSOCKS_PERTHREAD)."""
     if group is None or dist.get_backend(group) == "nccl":
         return 1
     options = getattr(group._get_backend(torch.device("cpu")), "options", None)

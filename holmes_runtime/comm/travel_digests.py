@@ -1,12 +1,12 @@
 """Digests of the traffic between hosts, kept at both ends and compared in every step.
 
-A sender adds up the digests of its messages, a receiver the digests of what arrived; the holders of copies add up their
-copies' digests. Each rank then puts one number into the sum over all ranks that a step makes anyway: the senders' and
-the receivers' cancel out, exactly and in any order. So a comparison costs reading the bytes, and no message. Ranks send
-their digests only if the sum shows that some differ, to find out which.
+A sender adds up the digests of its messages, and a receiver the digests of what arrived. Holders of copies add up the
+digests of their copies. Each rank then adds one number to a sum over all ranks that every step makes anyway. The parts
+of senders and receivers cancel out, exactly and in any order. A comparison therefore costs reading the bytes, but no
+message. Only if the sum shows a difference do ranks send their digests, to find where it is.
 
-A digest finds changes by accident, in a wire, a network card or a memory, and by a stranger who changes packets without
-knowing of it. It is no signature: an attacker who can change all packets at will can change the sum, too.
+A digest finds accidental changes in a wire, a network card or memory, and changes by someone who does not know of
+the digests. It is not a signature: an attacker who can change all packets at will can also change the sum.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from holmes_runtime.config.messages import CHANGED
 from holmes_runtime.config.rank_grid import EXPERT_AXES, REPLICA_AXES, Axis, Group, Rank, group_key
 from holmes_runtime.config.run_config import RunConfig
 
-ROW = 1024  # words of 8 bytes, added up first: a digest does not see two words of one row change places
-# Interval for weights gathered between hosts of one cluster: most of the traffic, on a network with checks of its own.
+ROW = 1024  # words of 8 bytes, added up first: a digest cannot see that two words of a row were swapped
+# Interval for weights gathered between hosts of one cluster: most of the traffic, on a network with its own checks.
 INSIDE_EVERY_STEPS = 16
-# What a rank adds to the sum is below 2^BALANCE_BITS, so that the float64 sum over 8192 ranks is exact.
+# A rank's part of the sum is below 2^BALANCE_BITS, so the float64 sum over 8192 ranks is exact.
 BALANCE_BITS = 40
 BALANCE = 2**BALANCE_BITS
 MIXER = 0x9E3779B97F4A7C15 - 2**64  # an odd number, as int64. Source: Steele et al., SplitMix64, 2014
@@ -39,7 +39,7 @@ DigestKind = Literal["message", "weights", "sums"]
 
 
 class DigestKey(NamedTuple):
-    """Digests that are to be equal: `ranks` are a sender and a receiver of messages, or all holders of copies."""
+    """Digests that must be equal. `ranks` are a sender and a receiver of messages, or all holders of copies."""
 
     kind: DigestKind
     group: str
@@ -47,35 +47,35 @@ class DigestKey(NamedTuple):
 
 
 class RankDigest(NamedTuple):
-    """One rank's digest, in hexadecimal, of all values of that key since it began."""
+    """One rank's digest, in hexadecimal, of all values of that key so far."""
 
     key: DigestKey
     digest: str
 
 
 class RankDigests(NamedTuple):
-    """All digests of a rank, as ranks exchange them."""
+    """All digests of a rank, in the form that ranks exchange."""
 
     digests: tuple[RankDigest, ...]
 
 
 class DigestMismatch(NamedTuple):
-    """Digests that are not equal: `odd` are the ranks whose digest differs from the sender's or from most copies'."""
+    """Digests that differ. `odd` are the ranks whose digest differs from the sender's or from most of the copies."""
 
     key: DigestKey
     odd: tuple[int, ...]
 
 
 def row_sums(values: Tensor) -> list[Tensor]:
-    """Return sums modulo 2^64 of rows of the bytes of `values` as words, int64, on their device: (rows,), (1,), (1,).
+    """Return sums modulo 2^64 over the bytes of `values` as int64 words, on their device: (rows,), (1,), (1,).
 
-    The sums are over whole rows of ROW words, the words after them, and the bytes after those, where there are any.
+    They are the sums of whole rows of ROW words, of the words after them, and of the bytes after those, if any.
     """
     flat = values.detach().reshape(-1)
     words, odd_bytes = divmod(flat.nbytes, 8)
     if odd_bytes or flat.storage_offset() * flat.itemsize % 8:
         return _odd_row_sums(flat.view(torch.uint8))
-    if not words % ROW:  # in as few operations as can be, as each costs more than adding a row
+    if not words % ROW:  # in as few operations as possible, as each costs more than adding a row
         return [flat.view(torch.int64).view(-1, ROW).sum(1)]
     rows = words // ROW * ROW
     after = flat.view(torch.int64)[rows:].sum(0, keepdim=True)
@@ -83,7 +83,7 @@ def row_sums(values: Tensor) -> list[Tensor]:
 
 
 def _odd_row_sums(flat: Tensor) -> list[Tensor]:
-    """Return `row_sums` of bytes whose number words do not divide, or that begin within a word."""
+    """Return `row_sums` of bytes that do not divide into words or that begin within a word."""
     whole = len(flat) // 8 * 8
     end = flat[whole:].sum(0, keepdim=True, dtype=torch.int64)
     return [*row_sums(flat[:whole].clone()), end] if whole else [end]
@@ -92,8 +92,8 @@ def _odd_row_sums(flat: Tensor) -> list[Tensor]:
 def digest(sums: Sequence[Tensor]) -> Tensor:
     """Return the digest, int64 (), of the row sums of all values sent or gathered in a step, in order.
 
-    It is the sum modulo 2^64 of all, each times an odd number of its own. So it shows every change of one word. It
-    shows changes of several words, too, unless they cancel out in one row.
+    It is the sum modulo 2^64 of all row sums, each times its own odd number. It therefore shows every change of a
+    single word, and changes of several words unless they cancel out within a row.
     """
     joined = torch.cat(list(sums))
     return (joined * _odd_numbers(len(joined).bit_length(), joined.device)[: len(joined)]).sum()
@@ -106,7 +106,7 @@ def _odd_numbers(bits: int, device: torch.device) -> Tensor:
 
 
 class GroupDigests:
-    """Messages between the members of one group, as one of them sends and receives them."""
+    """Messages between the members of a group, counted by one member that sends and receives them."""
 
     def __init__(self, run: TravelDigests, group: str, ranks: Sequence[int], me: int) -> None:
         self._run, self._group, self._ranks, self._me = run, group, tuple(sorted(ranks)), me
@@ -124,14 +124,14 @@ class GroupDigests:
 
 
 class CopyDigests:
-    """Tensors that several ranks are to hold alike, such as weights they have gathered."""
+    """Tensors that must be equal on several ranks, such as weights they have gathered."""
 
     def __init__(self, run: TravelDigests, key: DigestKey, every_steps: int) -> None:
-        """Count the copies of one step in `every_steps`."""
+        """Count the copies of one step in every `every_steps`."""
         self._run, self._key, self._every_steps = run, key, every_steps
 
     def watch(self, pending: Pending) -> Pending:
-        """Return `pending`, which also counts its result. All holders call this in the same order."""
+        """Return `pending`, extended to count its result. All holders call this in the same order."""
         if self._run.steps % self._every_steps:
             return pending
         number = self._run.next_number(self._key)
@@ -149,20 +149,20 @@ class CopyDigests:
 
 
 class TravelDigests:
-    """All digests of one rank, by the names of its `RankGroups`.
+    """All digests of one rank, by the names in its `RankGroups`.
 
-    `messages` are between clusters, `weights` are gathered between hosts, `sums` are the same on every rank. They
-    `are_compared` if the run has several hosts. Groups that meet inside layers, on axes tp and cp, each lie in one
-    cluster, and their traffic is not counted.
+    `messages` are between clusters, `weights` are gathered between hosts, and `sums` are the same on every rank. They
+    `are_compared` if the run has several hosts. Groups that communicate inside layers, on axes tp and cp, each lie in
+    one cluster, and their traffic is not counted.
     """
 
     def __init__(self, config: RunConfig, me: Rank) -> None:
         self._me, self._lock = me.rank, Lock()  # another thread may exchange gradients
         self.steps = 0  # balances so far
         self._counted: dict[DigestKey, list[tuple[int, list[Tensor]]]] = {}  # since the last balance, by number
-        self._totals: dict[DigestKey, Tensor] = {}  # of all before it
+        self._totals: dict[DigestKey, Tensor] = {}  # of everything before it
         self._numbers: Counter[DigestKey] = Counter()
-        self._weights = torch.empty(2, 0, dtype=torch.int64)  # of all totals in the balance: factors and signs
+        self._weights = torch.empty(2, 0, dtype=torch.int64)  # weights of the totals in the balance: factors and signs
         named = {group.key: group for group in config.groups}
         grid = config.grid
         exchanges, before, after = grid.exchanges(me), grid.edge_before(me), grid.edge_after(me)
@@ -191,7 +191,7 @@ class TravelDigests:
         self.are_compared = _spans(config, everyone, "host")
 
     def next_number(self, key: DigestKey) -> int:
-        """Return the number of the next message or copy of `key`, the same at all its ends."""
+        """Return the number of the next message or copy of `key`. It is the same at all ends."""
         with self._lock:
             self._numbers[key] += 1
             return self._numbers[key]
@@ -205,7 +205,7 @@ class TravelDigests:
     def balance(self, device: torch.device) -> Tensor:
         """Return this rank's part, float64 (1,), of a sum over ranks: a multiple of BALANCE if no digests differ.
 
-        Called when all messages sent since the last call have arrived, on all ranks in the same step.
+        All ranks call this in the same step, when all messages sent since the last call have arrived.
         """
         self.steps += 1
         with self._lock:
@@ -229,26 +229,26 @@ class TravelDigests:
         return balance
 
     def _factor_and_sign(self, key: DigestKey) -> tuple[int, int]:
-        """Return the factor of a digest and its weight; over all its ranks the weights add up to 0."""
+        """Return the factor of a digest and its weight. Over all its ranks the weights add up to 0."""
         factor = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big", signed=True) | 1
         is_first = key.ranks[0] == self._me
         return factor, len(key.ranks) - 1 if is_first else -1
 
     def record(self) -> RankDigests:
-        """Return all digests, as they were at the last balance."""
+        """Return all digests as of the last balance."""
         found = (RankDigest(key, f"{int(total) % 2**64:016x}") for key, total in self._totals.items())
         return RankDigests(tuple(found))
 
 
 def differs(balance_sum: float) -> bool:
-    """Return True if a sum of all ranks' `balance` shows that digests differ; also if it is not finite."""
+    """Return True if a sum of all ranks' `balance` shows that digests differ, or if it is not finite."""
     return bool(balance_sum % BALANCE)
 
 
 def differences(by_rank: Sequence[RankDigests], config: RunConfig) -> list[DigestMismatch]:
-    """Return the digests of the ranks, in their order, that are not equal, messages first.
+    """Return the digests that differ, messages first. `by_rank` is in rank order.
 
-    Digests of a group that the rank is not in, or of ranks that are not in it, are left out.
+    Digests are left out if their rank is not in the group, or if their ranks are not.
     """
     members = {group.name: set(group.ranks) for group in config.groups}
     known: dict[DigestKey, dict[int, str]] = {}
@@ -270,7 +270,7 @@ def differences(by_rank: Sequence[RankDigests], config: RunConfig) -> list[Diges
 
 
 def in_words(found: Sequence[DigestMismatch], config: RunConfig) -> str:
-    """Return the differences as text for users: between which ranks, hosts and interfaces."""
+    """Return the differences as text for users, with their ranks, hosts and interfaces."""
     more = f"; so did {len(found) - 1} more" if len(found) > 1 else ""
     return f"{_difference_in_words(found[0], config)}{more}"
 
@@ -292,7 +292,7 @@ def _difference_in_words(difference: DigestMismatch, config: RunConfig) -> str:
 
 
 def wires_in_words(config: RunConfig) -> str:
-    """Return the groups that span several clusters or, if there are none, several hosts."""
+    """Return the groups that span several clusters or, if none do, several hosts."""
     across = [group for group in config.groups if _spans(config, group.ranks, "cluster")]
     named = across or [group for group in config.groups if _spans(config, group.ranks, "host")]
     return _some([_group_in_words(group) for group in named])

@@ -1,10 +1,10 @@
-"""The packing of values that cross a pipeline edge into the bytes of its codec, and back.
+"""Packing values that cross a pipeline edge into the bytes of its codec, and back.
 
-A block codec scales each block to integers and rounds stochastically: up with the probability of the part cut off, so
-that the mean of what arrives is what was sent. The randomness is a function of the message's name alone, and each
-operation is one that IEEE 754 defines: the same message has the same bits on any device and with any number of threads.
-There is no error feedback, which would send later what was rounded away: no sample comes twice. Repeated messages,
-which have no name, are rounded to the nearest.
+A block codec scales each block to integers and rounds stochastically: it rounds up with the probability of the
+fraction cut off, so the mean of what arrives is what was sent. The randomness depends only on the message's name, and
+each operation is defined by IEEE 754: the same message has the same bits on any device and with any number of threads.
+There is no error feedback, which would add the rounding errors to a later message: no sample comes twice. Repeated
+messages, which have no name, are rounded to nearest.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch import Tensor
 
 from holmes_runtime.config.codec import BLOCK, SCALE_BYTES, Codec, packed_bytes
 
-LEVELS = {"int8": 127, "int4": 7}  # integers to each side of zero
+LEVELS = {"int8": 127, "int4": 7}  # integers on each side of zero
 HIGH_NIBBLE = 16
-# More than bf16 rounds a scale down by, so that no number of the block exceeds the levels.
+# More than bf16 can round a scale down by, so no number of the block exceeds the levels.
 SCALE_MARGIN = 1 + 2**-7
 SMALLEST_SCALE = 2.0**-126  # bf16's smallest normal number: its inverse is finite, and a block of zeros stays zero
 NOISE_BITS = 16  # of a random number; with an integer of up to 7 bits it is exact in fp32
-TILE = 2**18  # random numbers that are kept, each value four times
+TILE = 2**18  # stored random numbers, each value four times
 
 
 class Direction(IntEnum):
-    """The content of a message. Evaluations send activations too, rounded unlike any step."""
+    """The content of a message. Evaluations also send activations, with other random numbers than any step."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -39,10 +39,10 @@ class Direction(IntEnum):
 
 
 class MessageName(NamedTuple):
-    """The name of a message, unique in a run under any plan: `edge` e is between stages e and e + 1.
+    """The name of a message, unique in a run under any plan. `edge` e is between stages e and e + 1.
 
-    `step` is the run's, or the batch of an evaluation; `microbatch` counts over all replicas; `shard` is the tensor
-    rank.
+    `step` is that of the run, or the batch of an evaluation. `microbatch` counts over all replicas. `shard` is the
+    tensor rank.
     """
 
     seed: int
@@ -56,10 +56,10 @@ class MessageName(NamedTuple):
 def pack(values: Tensor, codec: Codec, name: MessageName | None, block: int = BLOCK) -> Tensor:
     """Return the bytes of `values`, uint8 (packed_bytes,). values: fp32, bf16 or fp16 of any shape.
 
-    Without a `name` a block codec rounds to the nearest. `block` numbers share a scale.
+    Without a `name` a block codec rounds to nearest. `block` numbers share a scale.
 
-    A block with a number that is not finite arrives without a finite one, so that the run notices. Rounding up may make
-    infinities of numbers within a hundredth of the largest of their type. Under "none" the bytes are the memory of
+    A block with a number that is not finite arrives without any finite number, so the run notices. Rounding up may turn
+    numbers within one percent of the largest of their type into infinities. Under "none" the bytes are the memory of
     `values` itself if it is contiguous.
     """
     flat = values.detach().reshape(-1)
@@ -92,7 +92,7 @@ def _round(blocks: Tensor, levels: int, noise: Iterator[Tensor], codes: Tensor, 
 
 
 def unpack(packed: Tensor, codec: Codec, shape: Sequence[int], dtype: torch.dtype, block: int = BLOCK) -> Tensor:
-    """Return the values, of `shape` and `dtype`, from which `pack` made `packed`, as exact as the codec keeps them."""
+    """Return the values, of `shape` and `dtype`, that `pack` made into `packed`, as exactly as the codec keeps them."""
     if codec == "none":
         return packed.view(dtype).view(shape)
     if codec == "bf16":
@@ -117,7 +117,7 @@ def _codes_and_scales(packed: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts(blocks: Tensor) -> Iterator[slice]:
-    """Return slices of `blocks` (blocks, block) to work on at once: on a CPU as many as stay in its cache."""
+    """Return slices of `blocks` (blocks, block) to process at once. On a CPU a slice fits its cache."""
     at_once = TILE // blocks.shape[1] if blocks.device.type == "cpu" else max(len(blocks), 1)
     return (slice(start, start + at_once) for start in range(0, len(blocks), at_once))
 
@@ -129,9 +129,10 @@ def _in_blocks(flat: Tensor, block: int) -> Tensor:
 
 
 def _noise(name: MessageName | None, device: torch.device) -> Iterator[Tensor]:
-    """Yield random numbers, fp32 (TILE,) at a time, without end; without a name one half each.
+    """Yield random numbers, fp32 (TILE,) at a time, without end; without a name, always one half.
 
-    Each is a stretch of the same kept numbers; a hash gives its start, so a number is uniform over messages, exactly.
+    Each yield is a stretch of the same stored numbers. A hash chooses its start, so that over messages a number is
+    exactly uniform.
     """
     if name is None:
         yield from repeat(torch.full((TILE,), 0.5, device=device))
@@ -146,7 +147,7 @@ def _noise(name: MessageName | None, device: torch.device) -> Iterator[Tensor]:
 
 
 def _hash(state: int) -> int:
-    """Return the next of a sequence of 64-bit numbers. Source: Steele et al., SplitMix64, 2014."""
+    """Return the next number of a 64-bit sequence. Source: Steele et al., SplitMix64, 2014."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
@@ -155,7 +156,7 @@ def _hash(state: int) -> int:
 
 @cache
 def _tile(device: torch.device) -> Tensor:
-    """Return fp32 (2 TILE,): the numbers (k + 1/2) / 2**NOISE_BITS, equally often and well mixed, and all once more."""
+    """Return fp32 (2 TILE,): the numbers (k + 1/2) / 2**NOISE_BITS, equally often and well mixed, all repeated once."""
     mixed = torch.arange(TILE)
     for factor in (0x2C1B3C6D, 0x297A2D39, 0x1B56C4E9):  # odd: each round is a permutation
         mixed = (mixed * factor + 0x9E3779B9) % TILE

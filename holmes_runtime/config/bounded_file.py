@@ -1,6 +1,6 @@
-"""Read a file from outside: regular, of bounded size, its JSON of bounded depth. Free of torch.
+"""Read a file from outside: a regular file of bounded size, with JSON of bounded depth. Free of torch.
 
-Links are followed, and their target is checked: in a folder of models, a download keeps each file once and links to it.
+Links are followed and their targets checked: downloaded models often store each file once and link to it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MAX_LEVELS = 60  # nested lists and objects
-MAX_VALUES = 4_000_000  # in one file: each takes some 100 bytes when it is read
+MAX_VALUES = 4_000_000  # in one file: each takes about 100 bytes once parsed
 _TOO_DEEP = f"nested more than {MAX_LEVELS} levels deep"
 
 
 def open_bounded(path: Path, max_bytes: int | None = None) -> BinaryIO:
-    """Open a regular file of at most `max_bytes`, if that is given; a pipe does not block.
+    """Open a regular file of at most `max_bytes`, if given. A pipe does not block.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is a pipe, a socket or a device, or larger; the message names it.
+        ValueError: It is a pipe, a socket or a device, or it is too large; the message names the file.
     """
     _check_status(path, path.stat(), max_bytes)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -34,11 +34,11 @@ def open_bounded(path: Path, max_bytes: int | None = None) -> BinaryIO:
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """Return the keys and values in the JSON file `path`.
+    """Return the JSON object in the file `path`.
 
     Raises:
-        FileNotFoundError: There is no file.
-        ValueError: It cannot be read, or holds something else; the message names it.
+        FileNotFoundError: There is no such file.
+        ValueError: The file cannot be read or holds something else; the message names the file.
     """
     try:
         with open_bounded(path, max_bytes) as file:
@@ -53,10 +53,10 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
 
 
 def json_object(path: Path, text: bytes, keys_once: bool = False) -> dict[str, Any]:
-    """Return the keys and values in `text`, the content of `path`; `keys_once` refuses a repeated key.
+    """Return the JSON object in `text`, the content of `path`. `keys_once` refuses repeated keys.
 
     Raises:
-        ValueError: It is not a JSON object, or is too much; the message names the file.
+        ValueError: It is not a JSON object, or it is too large or too deep; the message names the file.
     """
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise ValueError(f"{path} holds more than {MAX_VALUES} values")
@@ -76,12 +76,12 @@ def json_object(path: Path, text: bytes, keys_once: bool = False) -> dict[str, A
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
 def _is_shallow(data: object) -> bool:
-    """Return True if parsed JSON has at most MAX_LEVELS levels: printing deeper data may itself fail."""
+    """Return True if parsed JSON has at most MAX_LEVELS levels. Even printing deeper data may fail."""
     level = [data]
     for _ in range(MAX_LEVELS + 1):
         level = [

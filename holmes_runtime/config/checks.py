@@ -1,4 +1,4 @@
-"""Errors of a refused configuration: `key: rule, got value`. Free of torch."""
+"""Errors for refused configurations: `key: rule, got value`. Free of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REPR.maxlevel = 4
 
 
 def shown(value: object) -> str:
-    """Return `value` for an error, cut short, in little time even if it is long or deep."""
+    """Return `value` for an error message, cut short. This is fast even if the value is long or deep."""
     return _REPR.repr(value)[: 3 * SHOWN_CHARACTERS]
 
 
@@ -31,13 +31,13 @@ def check(key: str, value: object, rule: str, holds: bool) -> None:
 
 
 def check_positive(record: object, *keys: str) -> None:
-    """Raise ValueError for the first of the attributes `keys` that is not above zero."""
+    """Raise ValueError for the first attribute among `keys` that is not above zero."""
     for key in keys:
         check(key, getattr(record, key), "must be positive", getattr(record, key) > 0)
 
 
 def check_counts(record: object, max_value: int, *keys: str) -> None:
-    """Raise ValueError for the first of the attributes `keys`, a number or several, that is not 0 to `max_value`."""
+    """Raise ValueError for the first attribute among `keys`, one number or several, that is not 0 to `max_value`."""
     for key in keys:
         value = getattr(record, key)
         numbers: tuple[int, ...] = value if isinstance(value, tuple) else (value,)

@@ -1,7 +1,7 @@
 """Limits of the settings that job.yaml and the nodes share, written once, in the types of the fields.
 
-Pydantic applies them to job.yaml, through a hook that needs no import of it: nodes have no pydantic. `SharedSettings`
-applies them wherever a record is made.
+Pydantic applies them to job.yaml, through a hook that does not import pydantic, as nodes do not have it.
+`SharedSettings` applies them wherever a record is made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from holmes_runtime.config.checks import check
 
-MAX_COUNT = 10**9  # the greatest count of anything: more is a slip
+MAX_COUNT = 10**9  # limit of any count: more is a mistake
 _RULES = {
     "gt": ("must be above", operator.gt),
     "ge": ("must be at least", operator.ge),
@@ -25,13 +25,13 @@ _RULES = {
 
 
 class Limits:
-    """Limits of a number or text: `gt`, `ge`, `lt`, `le` or `pattern`, as pydantic names them."""
+    """Limits of a number or text: `gt`, `ge`, `lt`, `le` or `pattern`, with the names that pydantic uses."""
 
     def __init__(self, **limits: float | str) -> None:
         self._limits = limits
 
     def check(self, key: str, value: object) -> None:
-        """Raise ValueError, naming `key`, if `value` is outside."""
+        """Raise ValueError naming `key` if `value` is outside the limits."""
         for name, limit in self._limits.items():
             words, holds = _RULES[name]
             check(key, value, f"{words} {limit}", holds(value, limit))
@@ -49,7 +49,7 @@ Percent = Annotated[str, Limits(pattern=r"^[0-9]{1,2}(\.[0-9]{1,6})?%$")]
 
 
 class SharedSettings:
-    """Base of the settings: frozen dataclasses whose values are within the limits. Job.yaml may have no other keys."""
+    """Base of settings: frozen dataclasses with values within the limits. job.yaml may have no other keys."""
 
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}
 
@@ -60,7 +60,7 @@ class SharedSettings:
 
 @cache
 def _limited(cls: type) -> tuple[tuple[str, Any], ...]:
-    """Return the fields that have limits, with their types."""
+    """Return the fields that have limits, and their types."""
     hints = get_type_hints(cls, include_extras=True)
     return tuple((key, hint) for key, hint in hints.items() if any(_parts(hint)))
 
@@ -72,13 +72,13 @@ def _parts(hint: Any) -> Iterator[Limits]:
 
 
 def _words(hint: Any) -> Iterator[object]:
-    """Yield the words that a type names."""
+    """Yield the words among a type's literal values."""
     for part in get_args(hint):
         yield from get_args(part) if get_origin(part) is Literal else _words(part)
 
 
 def _check(key: str, value: Any, hint: Any) -> None:
-    """Check `value`, and for a mapping the values in it. A word that the type names has no limits."""
+    """Check `value`; for a mapping, check its values. A word that the type allows has no limits."""
     if value is None or value in _words(hint):
         return
     if get_origin(hint) is dict:
@@ -90,7 +90,7 @@ def _check(key: str, value: Any, hint: Any) -> None:
 
 
 class OrAll:
-    """The word `all` in place of a number, for errors about the number alone."""
+    """The word `all` in place of a number. Errors then mention only the number."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
         return {

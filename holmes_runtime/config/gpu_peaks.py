@@ -1,4 +1,4 @@
-"""Dense peak FLOP/s of GPUs, to which utilisation is relative."""
+"""Dense peak FLOP/s of GPUs, the reference for utilisation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def _peaks(half: float, fp32: float, bf16: bool = True) -> dict[Precision, float
     return {**peaks, "bf16": half * 1e12} if bf16 else peaks
 
 
-# Dense peak FLOP/s with sums in fp32. A key fits a GPU whose name has the key's words in their order; the longest key
-# that fits counts. fp32 is the peak of the ordinary units, because torch does not use TF32 on the tensor cores by
-# default. Source: NVIDIA's data sheets. A figure with sparsity is twice the dense one. A figure of a rack or an
-# eight-GPU board is divided by its GPUs. A10G: NVIDIA and AWS, A10G data sheet, 2022. GeForce: the white papers on
-# GA102, Ada and RTX Blackwell, rows "with FP32 accumulate".
+# Dense peak FLOP/s with sums in fp32. A key fits a GPU whose name contains the key's words in the same order; the
+# longest key that fits counts. fp32 is the peak of the ordinary units, as torch by default does not use TF32 on tensor
+# cores. Source: NVIDIA's data sheets. Figures with sparsity are halved. Figures for a rack or an eight-GPU board are
+# divided by the number of GPUs. A10G: NVIDIA and AWS, A10G data sheet, 2022. GeForce: the white papers on GA102, Ada
+# and RTX Blackwell, rows "with FP32 accumulate".
 PEAK_FLOPS_PER_S: dict[str, dict[Precision, float]] = {
     "GB300": _peaks(2500, 80),
     "B300": _peaks(2250, 75),
@@ -29,7 +29,7 @@ PEAK_FLOPS_PER_S: dict[str, dict[Precision, float]] = {
     "H200": _peaks(989, 67),
     "H100 NVL": _peaks(835, 60),
     "H100 PCIe": _peaks(756, 51),
-    "H100 HBM2e": _peaks(989, 67),  # of the same chip; its own, at 500 W, is lower and not published
+    "H100 HBM2e": _peaks(989, 67),  # peak of the same chip; its own, at 500 W, is lower and unpublished
     "H100": _peaks(989, 67),
     "H800 PCIe": _peaks(756, 51),
     "H800": _peaks(989, 67),
@@ -56,7 +56,7 @@ PEAK_FLOPS_PER_S: dict[str, dict[Precision, float]] = {
 WITHOUT_FP8 = {
     *("A100 40GB", "A100", "A800", "A40", "A30", "A10G", "A10", "RTX A6000", "RTX 3090", "V100 PCIE", "V100", "T4"),
 }
-"""Products of a compute capability below 8.9, the first with FP8. Source: NVIDIA, CUDA GPU Compute Capability."""
+"""Products with a compute capability below 8.9, the first with FP8. Source: NVIDIA, CUDA GPU Compute Capability."""
 SLOWER = {"MIG", "Laptop", "Max-Q", "D", "Ti"}
 """Words in the name of another product, or of a part of a GPU, whose peak is not in the table."""
 
@@ -64,14 +64,14 @@ SLOWER = {"MIG", "Laptop", "Max-Q", "D", "Ti"}
 def peak_flops_per_s(gpu_name: str, value_type: Precision) -> float | None:
     """Return the dense peak of a GPU in this precision, in FLOP/s; None if it is not in the table.
 
-    `gpu_name` is CUDA's name of it: `NVIDIA H100 80GB HBM3`, `NVIDIA A100-SXM4-80GB`, `Tesla V100-PCIE-16GB`.
+    `gpu_name` is the name CUDA gives: `NVIDIA H100 80GB HBM3`, `NVIDIA A100-SXM4-80GB`, `Tesla V100-PCIE-16GB`.
     """
     product = product_of(gpu_name)
     return PEAK_FLOPS_PER_S[product].get(value_type) if product is not None else None
 
 
 def lacks_fp8(gpu_name: str) -> bool:
-    """Return True if a GPU of that name is known to have no products in FP8."""
+    """Return True if a GPU with that name is known not to multiply in FP8."""
     return product_of(gpu_name) in WITHOUT_FP8
 
 
@@ -90,6 +90,6 @@ def _words(name: str) -> list[str]:
 
 
 def _has_in_order(words: list[str], wanted: list[str]) -> bool:
-    """Return True if `words` has all of `wanted`, in their order. Others may come between, such as memory sizes."""
+    """Return True if `words` has all of `wanted` in the same order, with others such as memory sizes in between."""
     rest = iter(words)
     return all(word in rest for word in wanted)

@@ -1,6 +1,6 @@
-"""Messages of a node's agent to the controller, and its commands to the agent: one record a line. Free of torch.
+"""Messages from a node's agent to the controller, and its commands to the agent: one record per line. Free of torch.
 
-Both sides read and write them here. The agent answers "ready" first; its ranks start at `Go` and not before.
+Both sides use this module. The agent first answers "ready"; its ranks start only at `Go`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from holmes_runtime.config.rank_metrics import (
 )
 from holmes_runtime.config.strict_json import parse_one_of, to_json
 
-ASK_FILE = "asked"  # in a node's folder: touched when the agent asks ranks of a trainer's command
-ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start; one waits for it, even if others are stuck
+ASK_FILE = "asked"  # in a node's folder: touched when the agent asks a trainer's ranks for their positions
+ASK_SIGNAL = signal.SIGUSR2  # blocked in all threads from the start; one thread waits for it, even if others are stuck
 POSITIONS_FILE = "positions-rank{rank}.jsonl"
-CHANGED = "was changed on the way"  # marks the message of a failure that neither end has caused
+CHANGED = "was changed on the way"  # marks the message of a failure that neither end caused
 NOT_FINITE = "not finite"  # marks the message of a failure by numbers that are not
-NO_FOLDER = 4  # exit code of a relay that does not find its node's folder
+NO_FOLDER = 4  # exit code of a relay that cannot find its node's folder
 
 
 class NodeInterface(NamedTuple):
-    """A network interface and its first IPv4 address, None without one."""
+    """A network interface and its first IPv4 address, None if it has none."""
 
     up: bool
     address: str | None
@@ -52,11 +52,11 @@ class NodeGpuProcess(NamedTuple):
 
 
 class NodeCheckpointFolder(NamedTuple):
-    """The checkpoint folder, or its nearest parent that exists, and the free space there, None where not known.
+    """The checkpoint folder, or its nearest existing parent, and the free space there, None if unknown.
 
-    newest: name of the newest checkpoint there, None without one. steps: of the last checkpoints up to it, by their
-    names. in_cache: links lead into Holmes's own cache, which
-    a run removes when it ends. mount_point: of the file system that holds it.
+    `newest` is the name of the newest checkpoint in it, None without one. `steps` are the steps of the last checkpoints
+    up to it, by their names. `in_cache`: links lead into Holmes's own cache, which a run removes when it ends.
+    `mount_point` is that of the file system that holds it.
     """
 
     folder: str
@@ -69,7 +69,7 @@ class NodeCheckpointFolder(NamedTuple):
 
 
 class NodeNcclSetting(NamedTuple):
-    """An NCCL variable that is set before the plan sets its own: in the environment, or in a file."""
+    """An NCCL variable that is set before the plan sets its own, in the environment or in a file."""
 
     where: str
     name: str
@@ -77,17 +77,17 @@ class NodeNcclSetting(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """The present facts about a node that its launch relies on.
+    """The current facts about a node that its launch relies on.
 
-    `executable` is the Python that runs the agent. `torch` and `nccl` are versions, None where missing; `torch_cuda` is
-    the CUDA of torch's build, None for a build without; `driver` is the GPUs', None if not known. `local_addresses`:
-    the planned ones that the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`. `net_plugin_there`: the file of
-    NCCL_NET_PLUGIN exists, None where the ranks' environment names none. `gpus` and `gpu_processes`: None where
-    nvidia-smi does not answer. `gpus_failure`: the reason, or nvidia-smi's message about a lost GPU. `gpus_taken`: the
-    planned ones that other runs have. `free_bytes` of the home, `shm_free_bytes` of /dev/shm. `missing_inputs`: inputs
-    that this node cannot read. `wrong_inputs`: reasons why it cannot train on the inputs that it reads.
-    `compile_lacks`, `fp8_lacks`: the unmet need of compiled layers and of layers in FP8. `memlock_bytes`: -1 without a
-    limit. `memory_bytes`: the host's available memory; None where not known.
+    `executable` is the Python that runs the agent. `torch` and `nccl` are versions, None if missing. `torch_cuda` is
+    the CUDA version of torch's build, None for a build without CUDA. `driver` is the version of the GPUs' driver, None
+    if unknown. `local_addresses` are the planned addresses that the host has. `rdma_ports`: `mlx5_0:1` -> `ACTIVE`.
+    `net_plugin_there`: the file of NCCL_NET_PLUGIN exists, None if the ranks' environment names none. `gpus` and
+    `gpu_processes` are None if nvidia-smi does not answer. `gpus_failure` is the reason, or nvidia-smi's message about
+    a lost GPU. `gpus_taken` are planned GPUs that other runs have. `free_bytes` are of the home folder,
+    `shm_free_bytes` of /dev/shm. `missing_inputs` cannot be read on this node. `wrong_inputs` are reasons why it cannot
+    train on the inputs that it can read. `compile_lacks` and `fp8_lacks` say what compiled layers and layers in FP8
+    need. `memlock_bytes` is -1 without a limit. `memory_bytes` is the host's available memory, None if unknown.
     """
 
     python: str
@@ -124,9 +124,9 @@ class SocketAddress(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The node was checked, and listens on its planned interfaces.
+    """The node was checked and listens on its planned interfaces.
 
-    `master_port`: None if no port is free, and on every node but the first. `tunnel`: None where the plan encrypts
+    `master_port` is None if no port is free, and on every node but the first. `tunnel` is None if the plan encrypts
     nothing.
     """
 
@@ -137,19 +137,19 @@ class Ready(NamedTuple):
 
 
 class Met(NamedTuple):
-    """The tunnel has its peers, or `fault` is the reason why not."""
+    """The tunnel has its peers, or `fault` says why not."""
 
     fault: TunnelFault | None
 
 
 class Reached(NamedTuple):
-    """All destinations were tried; `faults` has a sentence for each that was not reached."""
+    """All destinations were tried. `faults` has a sentence for each one that was not reached."""
 
     faults: tuple[str, ...]
 
 
 class Started(NamedTuple):
-    """torchrun runs."""
+    """torchrun is running."""
 
 
 class RanksUp(NamedTuple):
@@ -159,7 +159,7 @@ class RanksUp(NamedTuple):
 class HostCounters(NamedTuple):
     """Byte counters of a host's planned interfaces and RDMA ports, and the kinds of its planned GPUs, by CUDA's names.
 
-    Sent where ranks run a trainer's own command, which reports neither.
+    Sent if ranks run a trainer's own command, which reports neither.
     """
 
     interfaces: dict[str, ByteCounters]
@@ -174,7 +174,7 @@ class RankPrinted(NamedTuple):
 
 
 class RankFile(NamedTuple):
-    """A part of a file that a rank has left, from byte `offset` on; `data` is in base64."""
+    """A part of a file that a rank has written, from byte `offset` on. `data` is in base64."""
 
     rank: int
     file: RankFileKind
@@ -183,9 +183,9 @@ class RankFile(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """A rank failed, or torchrun itself if `rank` is None. `exit_code`: below 0 for a signal. `time_s`: Unix time.
+    """A rank failed, or torchrun itself if `rank` is None. A negative `exit_code` is a signal. `time_s` is Unix time.
 
-    `last_lines`: torchrun's. `oom_kills`: of any process since the agent started, as the kernel counts them.
+    `last_lines` are torchrun's. `oom_kills` counts all processes killed since the agent started, by the kernel's count.
     """
 
     rank: int | None
@@ -197,7 +197,7 @@ class RankFailed(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """The state of a rank's process, a letter as in /proc/PID/stat."""
+    """The state of a rank's process, as the letter in /proc/PID/stat."""
 
     local_rank: int
     state: str
@@ -210,9 +210,9 @@ class RankStates(NamedTuple):
 
 
 class GroupProgress(NamedTuple):
-    """A rank's progress in a group's collectives, or in its messages if `p2p`, each counted from 1 by torch.
+    """A rank's progress in a group's collectives, or in its messages if `p2p`. torch counts each from 1.
 
-    `enqueued`: handed to the backend. `started`: no further than `completed` where torch times no collectives.
+    `enqueued` is the last one handed to the backend. `started` equals `completed` if torch does not time collectives.
     """
 
     group: str
@@ -223,11 +223,11 @@ class GroupProgress(NamedTuple):
 
 
 class RankPosition(NamedTuple):
-    """A rank's present action, in words, and its progress in each group that torch has a record of.
+    """A rank's current action, in words, and its progress in each group that torch records.
 
-    `alone`: the action needs no other rank. `moved_bytes`: over its TCP connections in the second after the request.
-    `stack`: the calls of its main thread, the innermost last; `working_in`: the call that is at work, None if it may
-    wait.
+    `alone`: the action needs no other rank. `moved_bytes` went over its TCP connections in the second after the
+    request. `stack` has the calls of its main thread, the innermost last. `working_in` is the call that is at work,
+    None if it may be waiting.
     """
 
     rank: int
@@ -240,7 +240,7 @@ class RankPosition(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """Processes that cannot be ended, with a description of each."""
+    """Processes that cannot be ended, each with a description."""
 
     processes: tuple[str, ...]
 
@@ -252,17 +252,17 @@ class Exited(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """A sign of life, sent when there has been nothing else to send."""
+    """A sign of life, sent if there was nothing else to send."""
 
 
 class Refused(NamedTuple):
-    """A command that the agent cannot read, and the reason."""
+    """The agent could not read a command, for this reason."""
 
     reason: str
 
 
 class NotKept(NamedTuple):
-    """The number of messages dropped to make room for newer ones; the relay sends this in their place."""
+    """The number of messages dropped to make room for newer ones. The relay sends this in their place."""
 
     messages: int
 
@@ -274,7 +274,7 @@ class AgentEnded(NamedTuple):
 class Go(NamedTuple):
     """Start the ranks, with the rendezvous at that port of the first node.
 
-    `secret`, in hexadecimal, is proven between the nodes of this attempt; it is in no file and on no command line.
+    The nodes of this attempt prove to one another that they know `secret` (hexadecimal), which no file or command has.
     """
 
     master_port: int
@@ -282,7 +282,7 @@ class Go(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """A socket to connect to, and the local address to connect from, None for any; `what` names it in a fault."""
+    """A socket to connect to, and the local address to connect from (None for any). `what` names it in a fault."""
 
     what: str
     source: str | None
@@ -291,7 +291,7 @@ class Destination(NamedTuple):
 
 
 class Meet(NamedTuple):
-    """Take these ends, by node rank, as the only peers of the tunnel; None for one that is not made yet."""
+    """Take these tunnel ends, by node rank, as the only peers; None for an end that does not exist yet."""
 
     ends: tuple[TunnelEnd | None, ...]
 
@@ -303,15 +303,15 @@ class Reach(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Have the ranks finish the step, save and end; ranks that get this twice end at once."""
+    """Have the ranks finish the step, save and end. Ranks that get this twice end at once."""
 
 
 class Stacks(NamedTuple):
-    """Have the ranks print their stacks, and report positions and states."""
+    """Have the ranks print their stacks and report their positions and states."""
 
 
 class Stop(NamedTuple):
-    """End all ranks, and then the agent."""
+    """End all ranks and then the agent."""
 
 
 Message = (
@@ -347,12 +347,12 @@ def encode(record: Message | Command) -> bytes:
 
 
 def decode_message(line: str) -> Message:
-    """Parse an agent's line. Raises ValueError naming the key and the value if it is not a message."""
+    """Parse a line from an agent. Raises ValueError naming the key and the value if it is not a message."""
     message: Message = parse_one_of(get_args(Message), line)
     return message
 
 
 def decode_command(line: str) -> Command:
-    """Parse a controller's line. Raises ValueError naming the key and the value if it is not a command."""
+    """Parse a line from the controller. Raises ValueError naming the key and the value if it is not a command."""
     command: Command = parse_one_of(get_args(Command), line)
     return command

@@ -1,7 +1,7 @@
-"""The precedence of a schedule's actions, as numbers: found once per schedule, then simulated with any seconds.
+"""The precedence of a schedule's actions, as numbers: computed once per schedule, then simulated with any durations.
 
-A schedule fixes every order beforehand: of a rank's actions, of the messages on a link. Only durations vary, so an
-action starts at the later of two moments, and a message leaves at the later of two.
+A schedule fixes the order of all actions of a rank, and of all messages on a link. Only durations vary. An action
+therefore starts at the later of two moments, and a message leaves at the later of two.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from itertools import chain, repeat
 
 from holmes_runtime.config.schedule import DEEPENED, ActionKind, Schedule, ScheduleName, make_schedule, warmups
 
-MAX_KEPT = 48  # schedules in the cache: those for the placements of two or three pipeline degrees
-NOTHING = 0  # the number of no action: it ended, and its message arrived, before the step began
+MAX_KEPT = 48  # schedules in the cache: enough for the placements of two or three pipeline degrees
+NOTHING = 0  # stands for no action: it ended, and its message arrived, before the step began
 
 FIRST_FORWARD, FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)
-"""Kinds of work. A stage's first forward is a kind of its own, since it waits for weights."""
+"""Kinds of work. A stage's first forward has its own kind because it waits for weights."""
 
 Waits = tuple[int, int, int, int, int]
-"""One action's predecessors, work and edge: the action before it on its rank, the one whose message it needs, its work
-(kind x stages + stage), the one whose message is ahead of its own on the link, and the edge its message takes: forward
-edges by stage, then backward ones, then one that takes no time.
+"""One action's predecessors, work and edge, as five numbers: the previous action on its rank; the action that sends
+its message; its work (kind x stages + stage); the action whose message is ahead of its own on the link; and the edge
+of its message. Edges are the forward ones by stage, then the backward ones, then one that takes no time.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Precedence:
-    """A schedule's actions, numbered from 1 so that each waits for smaller numbers only.
+    """A schedule's actions, numbered from 1 so that each waits only for smaller numbers.
 
-    `waits[i]` belongs to action i + 1. `by_rank` has the numbers of a rank's actions in its order, `last` the number of
-    each stage's last action.
+    `waits[i]` belongs to action i + 1. `by_rank` has the numbers of each rank's actions in order. `last` has the number
+    of each stage's last action.
     """
 
     num_stages: int
@@ -44,17 +44,17 @@ class Precedence:
 def precedence_of(
     name: ScheduleName, pp: int, num_microbatches: int, chunks: int = 1, extra_in_flight: Sequence[int] = ()
 ) -> Precedence:
-    """Return the precedence of `make_schedule` with the same arguments; 1F1B and eager need no list of actions."""
+    """Return the precedence of `make_schedule` with the same arguments. 1F1B and eager need no list of actions."""
     if name in DEEPENED:
         return _one_stage_a_rank(warmups(pp, num_microbatches, extra_in_flight or (0,) * (pp - 1)), num_microbatches)
     return find_precedence(make_schedule(name, pp, num_microbatches, chunks, extra_in_flight))
 
 
 def _one_stage_a_rank(warmup: Sequence[int], num_microbatches: int) -> Precedence:
-    """Return the precedence of 1F1B with `warmup` first forwards by rank; no later rank has more.
+    """Return the precedence of 1F1B with `warmup` first forwards by rank. No later rank may have more.
 
-    The actions are numbered in waves: after the first forwards, each rank's next backward, from the last rank on, then
-    each rank's next forward.
+    The actions are numbered in waves. After the first forwards comes each rank's next backward, from the last rank on,
+    and then each rank's next forward.
     """
     pp, m, sent = len(warmup), num_microbatches, 2 * len(warmup) - 2
     forwards, backwards = _wave_numbers(warmup, m)
@@ -81,9 +81,9 @@ def _one_stage_a_rank(warmup: Sequence[int], num_microbatches: int) -> Precedenc
 
 
 def _wave_numbers(warmup: Sequence[int], num_microbatches: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return, by rank and micro-batch, the numbers of forwards and of backwards.
+    """Return the numbers of forwards and of backwards, by rank and micro-batch.
 
-    As long as all ranks have forwards left, waves are alike.
+    As long as all ranks have forwards left, all waves have the same form.
     """
     pp, forwards, last = len(warmup), list[list[int]](), 0
     for first in warmup:
@@ -110,18 +110,18 @@ def find_precedence(schedule: Schedule) -> Precedence:
     pp, num_actions = len(schedule), sum(map(len, schedule.values()))
     num_stages = 1 + max(action.stage for actions in schedule.values() for action in actions)
     row = 1 + max(action.microbatch for action in schedule[0])
-    # Inputs are at row x (2 stage + is forward) + micro-batch; the last one is for messages that no action needs.
+    # Inputs are at row x (2 stage + is forward) + micro-batch. The last entry is for messages that no action needs.
     unneeded = 2 * num_stages * row
-    made_by = [NOTHING] * (unneeded + 1)  # the action that makes it
+    made_by = [NOTHING] * (unneeded + 1)  # the action that produces it
     awaited_by: list[int | None] = [None] * len(made_by)  # the rank that waits for it
-    # By link, from a rank to one of its neighbours, the last action that sent over it. Two ranks alone are each other's
-    # only neighbours, so that with chunks activations and gradients take the same link.
+    # The last action that sent over each link, from a rank to a neighbour. With only two ranks, each is the other's
+    # only neighbour, so with chunks activations and gradients share a link.
     ahead = [NOTHING] * (2 * pp)
     last = [NOTHING] * num_stages
     by_rank: list[list[int]] = [[] for _ in range(pp)]
     waits: list[Waits] = []
     runnable = list(reversed(range(pp)))
-    # Members of an enumeration are looked up once here: inside the loop that would be half of its time.
+    # Enum members are looked up once here: inside the loop that would take half of its time.
     forwards, whole, weights = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT
     while runnable:
         rank = runnable.pop()
@@ -168,14 +168,14 @@ def follow(
     late_s: Sequence[float],
     least_end_s: Sequence[float],
 ) -> tuple[list[float], list[float]]:
-    """Return by number the end of each action and the moment its message has left; actions start as soon as possible.
+    """Return the end of each action and the moment its message has left, by number. Actions start as early as they can.
 
-    By work, as numbered in `Waits`: `work_s` are its seconds, `late_s` the latency of its input, `least_end_s` its
-    earliest end. By edge: `edge_s` are the seconds a message keeps it busy. Number 0 is the start of the step.
+    By work, as numbered in `Waits`: `work_s` are its seconds, `late_s` is the latency of its input, and `least_end_s`
+    its earliest end. By edge: `edge_s` are the seconds a message keeps it busy. Number 0 is the start of the step.
     """
     ends_s, left_s = [0.0], [0.0]
     ended, leaves = ends_s.append, left_s.append
-    # Most of the time of planning a small fleet is spent in this loop: lists and numbers, no calls but the two appends.
+    # Planning a small fleet spends most of its time in this loop: lists and numbers, no calls but the two appends.
     for before, needed, work, ahead, edge in precedence.waits:
         now_s, there_s = ends_s[before], left_s[needed] + late_s[work]
         now_s = (there_s if there_s > now_s else now_s) + work_s[work]

@@ -19,19 +19,19 @@ Axis = Literal[
     "tp", "cp", "dp", "dp_across", "ep", "expert_dp", "expert_dp_across", "tied", "pp_forward", "pp_backward"
 ]
 DataParallel = Literal["flat", "hierarchical"]
-"""Gradients are summed over all replicas at once, or inside clusters and then across them."""
+"""Gradients are summed over all replicas at once, or first inside clusters and then across them."""
 NetName = Literal["IB", "Socket", "AWS Libfabric", "Libfabric"]
-"""NCCL's names of networks: its own transports ("IB" covers RoCE), and the two names that aws-ofi-nccl has had."""
+"""NCCL's names of networks: its own transports ("IB" covers RoCE), and the two names that aws-ofi-nccl has used."""
 GroupKey = tuple[Axis, tuple[int, ...]]
 EDGE_AXES: tuple[Axis, ...] = ("pp_forward", "pp_backward")
 REPLICA_AXES: tuple[Axis, ...] = ("dp", "dp_across")
 EXPERT_AXES: tuple[Axis, ...] = ("expert_dp", "expert_dp_across")
-"""The same among replicas that have the same experts: gradients of experts are summed, their weights gathered."""
+"""The same among replicas with the same experts, for the gradients and the weights of experts."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """The host of global rank `rank`, and its coordinates in the pipeline, data and tensor axes."""
+    """A global rank with its host, its cluster, and its coordinates in the pipeline, data and tensor axes."""
 
     rank: int
     host: str
@@ -45,15 +45,16 @@ class Rank:
 class Group:
     """One process group: `interfaces[i]` is the network interface of `ranks[i]`.
 
-    axis `tp` holds the shards of one stage's layers. `cp` holds the replicas of one shard that share each sequence.
-    `dp` holds the replicas of one shard, in hierarchical data parallelism only the replicas in one cluster, and
-    `dp_across` one replica of each cluster. `ep` holds one shard of the replicas that share a stage's experts, which
-    send tokens to one another; `expert_dp` and `expert_dp_across` are `dp` and `dp_across` among the replicas that have
-    the same experts. `tied` holds the two ranks that update copies of one shard of the token table. `pp_forward` and
-    `pp_backward` hold the two ranks of one pipeline edge, the rank of the earlier stage first, for activations and for
-    gradients. `net_name` is NCCL's network module, read on device "cuda" only; None lets NCCL choose. Gloo opens
-    `streams` connections to each other member, and a message of an edge travels on all of them. `codec` packs the
-    messages on an edge; all other groups send values as they are.
+    Axis `tp` has the shards of one stage's layers. `cp` has the replicas of one shard that share each sequence. `dp`
+    has the replicas of one shard; in hierarchical data parallelism it has only the replicas in one cluster, and
+    `dp_across` has one replica of each cluster. `ep` has one shard of each replica that shares a stage's experts; they
+    send tokens to one another. `expert_dp` and `expert_dp_across` are `dp` and `dp_across` among replicas with the same
+    experts. `tied` has the two ranks that update copies of one shard of the token table. `pp_forward` and `pp_backward`
+    have the two ranks of one pipeline edge, the rank of the earlier stage first, for activations and for gradients.
+
+    `net_name` is NCCL's network module, used on device "cuda" only; None lets NCCL choose. Gloo opens `streams`
+    connections to each other member, and an edge's message uses all of them. `codec` packs the messages of an edge; all
+    other groups send values as they are.
     """
 
     name: str
@@ -75,28 +76,28 @@ class Group:
 
     @property
     def key(self) -> GroupKey:
-        """The group's unique key."""
+        """The unique key of the group."""
         return group_key(self.axis, self.ranks)
 
     def interface_of(self, rank: int) -> str:
-        """Return the network interface of `rank` in this group. Raises ValueError if it is not a member."""
+        """Return the network interface of `rank` in this group. Raises ValueError if the rank is not a member."""
         return self.interfaces[self.ranks.index(rank)]
 
 
 def group_key(axis: Axis, ranks: Iterable[int]) -> GroupKey:
-    """Return a group's unique key: an edge's has (earlier, later) stage's rank, others' their sorted members."""
+    """Return a group's unique key. An edge has the ranks of its (earlier, later) stage, others their sorted members."""
     return (axis, tuple(ranks) if axis in EDGE_AXES else tuple(sorted(ranks)))
 
 
 @dataclass(frozen=True)
 class RankGrid:
-    """All ranks, one at each of pp x dp x tp coordinates. Raises ValueError, naming the key, if they are not.
+    """All ranks, one at each of the pp x dp x tp coordinates. Raises ValueError naming the key if they are not.
 
-    The pipeline `is_ring` where a rank holds several stages: the last rank then sends on to the first. Hierarchical
-    data parallelism needs the same number of a stage's replicas in each of its clusters. Where the model `is_tied`,
-    first and last pipeline rank both hold the table of tokens. Neighbouring replicas, `cp` at a time and all in one
-    cluster, share each sequence: replica i has part i % cp. `ep` ranks of a stage share its experts: ep / tp
-    neighbouring replicas, all in one cluster, with all of their tensor shards; 1 where each replica has all experts.
+    The pipeline `is_ring` if a rank holds several stages: then the last rank sends on to the first. Hierarchical data
+    parallelism needs the same number of a stage's replicas in each of its clusters. If the model `is_tied`, both the
+    first and the last pipeline rank hold the token table. `cp` neighbouring replicas, all in one cluster, share each
+    sequence: replica i has part i % cp. `ep` ranks of a stage share its experts: they are ep / tp neighbouring
+    replicas, all in one cluster, with all of their tensor shards. `ep` is 1 if each replica has all experts.
     """
 
     pp: int
@@ -131,9 +132,7 @@ class RankGrid:
         for index, me in enumerate(self.ranks if self.expert_replicas > 1 else ()):
             self._check_in_one_cluster(index, self.expert_peers(me), "experts")
             parts = {self.expert_part(self.rank(number)) for number in self.shards(me)}
-            rule = (
-                "must have its tensor shards in the order in which its neighbours, which share its experts, have theirs"
-            )
+            rule = "must have its tensor shards in the same order as the neighbours that share its experts"
             check(f"ranks[{index}]", me.rank, rule, len(parts) == 1)
 
     def _check_in_one_cluster(self, index: int, members: tuple[int, ...], shared: str) -> None:
@@ -162,13 +161,13 @@ class RankGrid:
         return self._by_coordinates[pp_rank, dp_rank, tp_rank]
 
     def rank(self, number: int) -> Rank:
-        """Return host and coordinates of global rank `number`. Raises KeyError if there is none."""
+        """Return the host and coordinates of global rank `number`. Raises KeyError if there is no such rank."""
         if number not in self._by_number:
             raise KeyError(f"the run has {len(self.ranks)} ranks, no rank {number}")
         return self._by_number[number]
 
     def pipeline(self, dp_rank: int, tp_rank: int) -> tuple[int, ...]:
-        """Return the global ranks of one shard of replica `dp_rank`'s pipeline, first pipeline rank first."""
+        """Return the global ranks of one shard of replica `dp_rank`'s pipeline, in pipeline order."""
         return tuple(self.at(pp_rank, dp_rank, tp_rank).rank for pp_rank in range(self.pp))
 
     def replicas(self, me: Rank) -> tuple[int, ...]:
@@ -176,16 +175,17 @@ class RankGrid:
         return tuple(self.at(me.pp_rank, dp_rank, me.tp_rank).rank for dp_rank in range(self.dp))
 
     def _by_cluster(self, replicas: Iterable[int]) -> dict[str, tuple[int, ...]]:
-        """Return `replicas` by cluster, in the order of ranks, as torch numbers the members of a group."""
+        """Return `replicas` by cluster, in rank order, the order in which torch numbers the members of a group."""
         found: dict[str, list[int]] = {}
         for number in sorted(replicas):
             found.setdefault(self.rank(number).cluster, []).append(number)
         return {cluster: tuple(numbers) for cluster, numbers in found.items()}
 
     def exchanges(self, me: Rank) -> dict[Axis, tuple[int, ...]]:
-        """Return by axis the global ranks that share gradients and weights with `me`; no axis where it is alone.
+        """Return, by axis, the ranks that share gradients and weights with `me`. Axes without others are left out.
 
-        Flat: all replicas. Hierarchical: the replicas in its cluster, then the one at its position in each cluster.
+        Flat: all replicas. Hierarchical: the replicas in its cluster, and then the replica at its position in each
+        cluster.
         """
         return self._levels(me, self.replicas(me), REPLICA_AXES)
 
@@ -195,16 +195,16 @@ class RankGrid:
         return max(1, self.ep // self.tp)
 
     def expert_peers(self, me: Rank) -> tuple[int, ...]:
-        """Return the global ranks among which the experts of the layers of `me` are shared out, in that order.
+        """Return the global ranks that share the experts of `me`'s layers.
 
-        It is the order of ranks, as torch numbers the members of a group.
+        They are in rank order, as torch numbers the members of a group.
         """
         size = self.expert_replicas
         first = me.dp_rank // size * size
         return tuple(sorted(self.at(me.pp_rank, dp_rank, me.tp_rank).rank for dp_rank in range(first, first + size)))
 
     def expert_part(self, me: Rank) -> int:
-        """Return the position of the part of the experts that `me` has."""
+        """Return the index of the part of the experts that `me` has."""
         return self._expert_parts[me.rank]
 
     @cached_property
@@ -213,21 +213,21 @@ class RankGrid:
 
     @cached_property
     def _with_same_experts(self) -> dict[tuple[int, int, int], tuple[int, ...]]:
-        """By pipeline rank, tensor rank and part of the experts, the global ranks that have it, replica by replica."""
+        """The ranks that have a part of the experts, by pipeline rank, tensor rank and part, in replica order."""
         found = defaultdict[tuple[int, int, int], list[int]](list)
         for me in sorted(self.ranks, key=lambda me: me.dp_rank):
             found[me.pp_rank, me.tp_rank, self.expert_part(me)].append(me.rank)
         return {key: tuple(numbers) for key, numbers in found.items()}
 
     def expert_exchanges(self, me: Rank) -> dict[Axis, tuple[int, ...]]:
-        """Return `exchanges` of the replicas with the experts of `me`; empty where each replica has all of them."""
+        """Return `exchanges` among the replicas with the experts of `me`; empty if each replica has all experts."""
         if self.expert_replicas == 1:
             return {}
         alike = self._with_same_experts[me.pp_rank, me.tp_rank, self.expert_part(me)]
         return self._levels(me, alike, EXPERT_AXES)
 
     def _levels(self, me: Rank, replicas: tuple[int, ...], axes: tuple[Axis, ...]) -> dict[Axis, tuple[int, ...]]:
-        """Return by axis the ranks that `me` adds up with: all `replicas`, or inside its cluster and then across."""
+        """Return, by axis, the ranks that `me` sums with: all `replicas`, or first in its cluster and then across."""
         levels = [replicas]
         if self.data_parallel == "hierarchical":
             clusters = self._by_cluster(replicas)
@@ -244,9 +244,9 @@ class RankGrid:
 
     @cached_property
     def _tied_pairs(self) -> dict[int, tuple[int, int]]:
-        """By rank, the (first stage's, last stage's) ranks of its group `tied`, for all ranks in one.
+        """The (first stage's, last stage's) ranks of each group `tied`, by member.
 
-        They own the same shard of their table, so that only shards travel, once they are summed over replicas.
+        Both own the same shard of their table, so only shards are sent, after they are summed over replicas.
         """
         if not self.is_tied or self.pp == 1:
             return {}
@@ -258,7 +258,7 @@ class RankGrid:
         return {number: pair for pair in pairs for number in pair}
 
     def tied(self, me: Rank) -> tuple[int, int] | None:
-        """Return the (first stage's, last stage's) ranks of the tied shard of `me`; None where it has none."""
+        """Return the (first stage's, last stage's) ranks for the tied shard of `me`; None if it has none."""
         return self._tied_pairs.get(me.rank)
 
     def shards(self, me: Rank) -> tuple[int, ...]:
@@ -266,24 +266,24 @@ class RankGrid:
         return tuple(self.at(me.pp_rank, me.dp_rank, tp_rank).rank for tp_rank in range(self.tp))
 
     def sequence(self, me: Rank) -> tuple[int, ...]:
-        """Return the global ranks that have parts of the sequences of `me`, first part first."""
+        """Return the global ranks that have the parts of `me`'s sequences, in order of the parts."""
         first = me.dp_rank - me.dp_rank % self.cp
         return tuple(self.at(me.pp_rank, first + part, me.tp_rank).rank for part in range(self.cp))
 
     def edge_before(self, me: Rank) -> tuple[int, int] | None:
-        """Return the ranks (earlier stage, `me`) of the edge that brings activations; None on a chain's first rank."""
+        """Return the ranks (earlier stage, `me`) of the edge that brings activations; None for the first of a chain."""
         if self.pp == 1 or (me.pp_rank == 0 and not self.is_ring):
             return None
         return self.at((me.pp_rank - 1) % self.pp, me.dp_rank, me.tp_rank).rank, me.rank
 
     def edge_after(self, me: Rank) -> tuple[int, int] | None:
-        """Return the ranks (`me`, later stage) of the edge that takes activations; None on a chain's last rank."""
+        """Return the ranks (`me`, later stage) of the edge that takes activations; None for the last of a chain."""
         if self.pp == 1 or (me.pp_rank == self.pp - 1 and not self.is_ring):
             return None
         return me.rank, self.at((me.pp_rank + 1) % self.pp, me.dp_rank, me.tp_rank).rank
 
     def check_groups(self, groups: Sequence[Group]) -> None:
-        """Raise ValueError, naming the group, unless `groups` are exactly the ones the ranks communicate in."""
+        """Raise ValueError naming the group unless `groups` are exactly the groups in which the ranks communicate."""
         names = [group.name for group in groups]
         check("groups", names, "must have distinct names", len(set(names)) == len(names))
         missing = self._needed_groups()

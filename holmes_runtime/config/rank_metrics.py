@@ -1,4 +1,4 @@
-"""Metrics of one rank's steps: the runtime writes them, the agent forwards them, the launcher merges all ranks'.
+"""Metrics of one rank's steps: the runtime writes them, the agent forwards them, and the launcher merges all ranks.
 
 Free of torch.
 """
@@ -11,15 +11,15 @@ from typing import Literal, NamedTuple
 from holmes_runtime.config.verdicts import Verdict
 
 METRICS_FILE = "metrics-rank{rank}.jsonl"
-PRINTS_STEPS = "HOLMES_PRINTS_STEPS"  # set where no launcher shows the contents of ranks' files
+PRINTS_STEPS = "HOLMES_PRINTS_STEPS"  # set if no launcher shows the contents of the ranks' files
 NOTICES_FILE = "notices-rank{rank}.jsonl"
 GROUPS_FILE = "groups-rank{rank}.jsonl"
 OUTER_SYNCS_FILE = "outer-syncs-rank{rank}.jsonl"
-MAX_GROUPS = 4096  # of a rank, that are written down
+MAX_GROUPS = 4096  # recorded groups per rank
 
 
 class ByteCounters(NamedTuple):
-    """Bytes an interface or an RDMA port has sent and received since it came up, or their increase."""
+    """Bytes that an interface or RDMA port has sent and received since it came up, or the increase of both."""
 
     sent_bytes: int
     received_bytes: int
@@ -29,22 +29,22 @@ class ByteCounters(NamedTuple):
         return ByteCounters(self.sent_bytes - before.sent_bytes, self.received_bytes - before.received_bytes)
 
     def plus(self, more: ByteCounters) -> ByteCounters:
-        """Return this reading plus an increase after it."""
+        """Return this reading plus a later increase."""
         return ByteCounters(self.sent_bytes + more.sent_bytes, self.received_bytes + more.received_bytes)
 
 
 def counters_increase(before: Mapping[str, ByteCounters], after: Mapping[str, ByteCounters]) -> dict[str, ByteCounters]:
-    """Return the increase of each counter between two readings; counters that came, went or fell are left out."""
+    """Return the increase of each counter between two readings. Leave out counters that came, went or fell."""
     moved = {name: reading.since(before[name]) for name, reading in after.items() if name in before}
     return {name: increase for name, increase in moved.items() if min(increase) >= 0}
 
 
 class WaitSeconds(NamedTuple):
-    """Seconds waited by axis; `sync` is waiting for the slowest rank when the gradient norm is summed.
+    """Seconds waited, by axis. `sync` is waiting for the slowest rank when the gradient norm is summed.
 
-    `tp` are all waits for collectives inside layers, also for keys and values of other parts of a sequence, and for
-    tokens on their way to experts and back. In hierarchical data parallelism, waiting for gradients and weights in
-    transit counts once, as `dp`.
+    `tp` covers all waits for collectives inside layers, including those for keys and values of other parts of a
+    sequence, and for tokens on their way to experts and back. In hierarchical data parallelism, waiting for gradients
+    and weights in transit counts once, as `dp`.
     """
 
     tp: float
@@ -55,17 +55,17 @@ class WaitSeconds(NamedTuple):
 
     @property
     def network_s(self) -> float:
-        """Seconds waited for the network; `sync` is not among them."""
+        """Seconds waited for the network, without `sync`."""
         return self.tp + self.dp + self.pp_forward + self.pp_backward
 
 
 class AppliedOuterSync(NamedTuple):
-    """An outer sync whose result a step has applied, as one rank saw it, or all ranks of an island together.
+    """An outer sync whose result a step has applied, as seen by one rank, or by all ranks of an island together.
 
-    islands: the contributors to the mean, of so many tokens; an island that `has_joined` is not one of them and
+    islands: the contributors to the mean, of `tokens` tokens; an island that `has_joined` is not a contributor but
     received their state. Bytes are to and from other islands. duration_s: from its start to its end; a step waited
-    waited_s of it. digest: of the resulting anchor and momentum, in hexadecimal; an island's is the sum of its ranks',
-    modulo 2^64, the same for every island; 0 for one that has joined.
+    waited_s of it. digest: of the resulting anchor and momentum, in hexadecimal. An island's digest is the sum of its
+    ranks' modulo 2^64, the same for every island; it is 0 for an island that has joined.
     """
 
     exchange: int
@@ -89,16 +89,16 @@ class RankOuterSync(NamedTuple):
 class RankMetrics(NamedTuple):
     """One rank's metrics of one step.
 
-    loss: mean over the global batch; eval_loss: of the evaluation after this step, None if not finite; both are None
-    except on the last stage.
-    grad_norm: global norm before clipping; None if `skipped`: fp16 gradients overflowed, and the weights did not
-    change. step_s: from the end of the step before to the end of this one, without paused_s, the time of evaluation,
-    checkpoint and health between them. tokens_per_s: of the whole run. tflops_per_s and mfu: of one rank; mfu is 0 when
-    the GPU's peak is not known. memory_bytes: this rank's peak, on a GPU of its allocator's pool. compute_s: forward
-    and backward, without waits. exposed_s: the waits that nothing hid. On GPUs both are of the step before, and 0 in
-    the first. interfaces: increase of this host's counters, of interfaces and of planned RDMA ports such as `mlx5_0:1`,
-    on local rank 0 only; unknown ones are left out; bytes still in flight when a step ends count to the next. verdicts:
-    slow hosts and links and adapted edges, on rank 0. outer: the outer sync, if any.
+    loss: the mean over the global batch. eval_loss: of the evaluation after this step, None if not finite. Both are
+    None except on the last stage. grad_norm: the global norm before clipping; None if `skipped`, that is, fp16
+    gradients overflowed and the weights did not change. step_s: from the end of the previous step to the end of this
+    one, without paused_s, the time of evaluation, checkpoint and health checks between them. tokens_per_s: of the whole
+    run. tflops_per_s and mfu: of one rank; mfu is 0 if the GPU's peak is unknown. memory_bytes: this rank's peak, on a
+    GPU of its allocator's pool. compute_s: forward and backward, without waits. exposed_s: waits that nothing hid. On
+    GPUs both are of the previous step, and 0 in the first. interfaces: the increase of this host's counters, for
+    interfaces and for planned RDMA ports such as `mlx5_0:1`, on local rank 0 only; unknown counters are left out; bytes
+    still in flight when a step ends count in the next. verdicts: slow hosts, slow links and adapted edges, on rank 0.
+    outer: the outer sync, if any.
     """
 
     step: int
@@ -125,13 +125,13 @@ NoticeTopic = Literal["data", "start", "warning", "saved", "best", "early stop",
 
 
 class RankNotice(NamedTuple):
-    """A sentence on the data and the weights of a run.
+    """A sentence about the data or the weights of a run.
 
     topic: data: lines are skipped, `bad_lines_skipped` in all; start: the source of the weights; warning: something in
-    their checkpoint is wrong or different; saved: one more checkpoint is whole; best: the checkpoint of the lowest
-    validation loss; early stop: why the run ends before its last step; compared: both ends compare all traffic between
-    hosts in every step from now on. safe_steps: the steps of a whole checkpoint, to start again from; None in
-    other sentences.
+    their checkpoint is wrong or different; saved: one more checkpoint is complete; best: the checkpoint with the lowest
+    validation loss; early stop: why the run ends before its last step; compared: from now on both ends compare all
+    traffic between hosts in every step. safe_steps: the steps of a complete checkpoint to restart from; None in other
+    sentences.
     """
 
     rank: int
@@ -144,9 +144,9 @@ class RankNotice(NamedTuple):
 class GroupRecord(NamedTuple):
     """A process group that a rank of a trainer's command has made, and the network it was given.
 
-    `network`: None where all members are on one host. `interface`: of this rank, which a Gloo group is bound to.
-    `net_name`: the transport that an NCCL group is told to take. `others`: further interfaces that sockets opened
-    meanwhile are on. `key`: torch's own name of the group, the same on all members and no other group's.
+    `network` is None if all members are on one host. `interface` is this rank's, to which a Gloo group is bound.
+    `net_name` is the transport that an NCCL group is set to use. `others` are further interfaces on which sockets were
+    opened meanwhile. `key` is torch's own name of the group: the same on all members and unique to the group.
     """
 
     rank: int
@@ -164,10 +164,10 @@ MAX_SPANS = 200_000  # in a rank's trace
 
 
 class RankTrace(NamedTuple):
-    """A few steps of one rank as spans: each on a track (a thread, a stream of the GPU), with a name.
+    """A few steps of one rank as spans. Each span has a name and is on a track (a thread or a stream of the GPU).
 
-    The columns go by span: `track` and `name` are positions in `tracks` and `names`, `start_ns` is Unix time by the
-    host's clock. Spans are in order of track and start. Two spans on one track are nested or do not overlap.
+    Columns are by span: `track` and `name` are positions in `tracks` and `names`, and `start_ns` is Unix time by the
+    host's clock. Spans are sorted by track and start. Two spans on one track are nested or do not overlap.
     """
 
     rank: int
@@ -183,7 +183,7 @@ RankFileKind = Literal["trace", "memory"]
 
 
 def rank_file(kind: RankFileKind, rank: int) -> str:
-    """Return the name of a rank's file, as JSON: its compressed `RankTrace`, or the contents of its GPU's memory."""
+    """Return the name of a rank's JSON file: its compressed `RankTrace`, or the contents of its GPU memory."""
     return {"trace": f"trace-rank{rank}.json.gz", "memory": f"memory-rank{rank}.json"}[kind]
 
 

@@ -1,4 +1,4 @@
-"""A path with one meaning wherever a command starts: absolute, or in the home folder of the user who reads it."""
+"""A path that means the same wherever a command starts: absolute, or in the home folder of the user who reads it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import posixpath
 from itertools import pairwise
 from typing import Annotated, Any
 
-CACHE_PARTS = (".cache", "holmes")  # below the home folder: what a run keeps on a host, removed when it ends
+CACHE_PARTS = (".cache", "holmes")  # in the home folder: what a run keeps on a host until it ends
 
 
 def checked_rooted_path(path: str) -> str:
-    """Return `path` as it is.
+    """Return `path` unchanged.
 
     Raises:
         ValueError: It is neither absolute nor below `~/`, has a line break, or lies in Holmes's own cache.
@@ -24,7 +24,7 @@ def checked_rooted_path(path: str) -> str:
 
 
 class _Rooted:
-    """The check of a path that pydantic reads from a file. Nodes get paths that were read so."""
+    """The check of a path that pydantic reads from a file. Nodes get paths that were already checked."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
         check = {"type": "no-info", "function": checked_rooted_path}

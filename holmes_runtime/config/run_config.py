@@ -1,4 +1,4 @@
-"""The run configuration every rank reads: frozen dataclasses and their strict JSON form. Free of torch."""
+"""The run configuration that every rank reads: frozen dataclasses and their strict JSON form. Free of torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Stage:
-    """Pipeline stage `index`, on pipeline rank index % pp, holds layers [first_layer, stop_layer)."""
+    """Pipeline stage `index`, on pipeline rank index % pp, with layers first_layer to stop_layer - 1."""
 
     index: int
     first_layer: int
@@ -51,27 +51,27 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The configuration of a run, as every rank reads it. Raises ValueError, naming the key, when inconsistent.
+    """The configuration of a run, as every rank reads it. Raises ValueError naming the key if it is inconsistent.
 
-    Defaults are of what a run may do without. `from_json` takes none of them: each key must be in the file.
+    Defaults exist only for optional parts of a run. `from_json` does not use them: each key must be in the file.
 
-    `microbatches[i]` are the micro-batches of replica i per step. `cp` neighbouring replicas share each sequence, of
-    which replica i has part i % cp, and run micro-batches of the same samples. `chunks` are the stages that a pipeline
-    rank holds; `extra_in_flight` is one number an edge for the schedule "eager", else empty. With "hierarchical"
-    `data_parallel`, gradients are summed inside clusters first and only then across. `ep` ranks of a stage share its
+    `microbatches[i]` are the micro-batches of replica i per step. `cp` neighbouring replicas share each sequence:
+    replica i has part i % cp, and all run micro-batches of the same samples. `chunks` are the stages on a pipeline
+    rank. `extra_in_flight` has one number per edge for the schedule "eager" and is otherwise empty. With "hierarchical"
+    `data_parallel`, gradients are summed first inside clusters and then across them. `ep` ranks of a stage share its
     experts: ep / tp neighbouring replicas, each with as many of them. `zero` is the stage of ZeRO: 1 shards optimizer
     states over replicas, 3 also weights and gradients over the ranks of one group on axis dp. With `optimizer_offload`,
     for stage 1 only, masters and moments are in host memory, where the CPU updates them. `value_type` is the precision
     of weights, activations and messages between stages; masters, moments and gradient sums are fp32. With `fp8`, layers
-    multiply in FP8. With `lora`, for stage 1 only, adapters are trained, and all other weights are frozen.
+    multiply in FP8. With `lora`, for stage 1 only, adapters are trained and all other weights are frozen.
 
-    `weights` is a published model's folder, on every host; a run that does not resume starts from it, and with `lora`
-    any run. `expected_tokenizer` is the one that text needs where the model's tokens are not bytes; None where they
-    are, or may be. With `from_scratch`, a run that resumes begins at step 1 where no folder holds a checkpoint;
-    `resume_step` names the checkpoint to go back to. With `outer_sync` the run is an island, which shares progress.
+    `weights` is the folder of a published model on every host. A run that does not resume starts from it; with `lora`
+    every run does. `expected_tokenizer` is the tokenizer that text needs if the model's tokens are not bytes, and None
+    if they are or may be. With `from_scratch`, a run that resumes begins at step 1 if no folder holds a checkpoint.
+    `resume_step` names the checkpoint to go back to. With `outer_sync` the run is an island.
 
-    Limits for changing edges during a run: `lossiest_codec` is the lossiest codec allowed, `room_in_flight` the
-    micro-batches that each pipeline rank has memory for, empty where not known.
+    Limits for changing edges during a run: `lossiest_codec` is the lossiest codec allowed. `room_in_flight` are the
+    micro-batches for which each pipeline rank has memory, empty if unknown.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -140,27 +140,27 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, text: str) -> RunConfig:
-        """Parse the configuration. Raises ValueError naming the key path and the value that is wrong."""
+        """Parse the configuration. Raises ValueError naming the key path and the wrong value."""
         return parse(cls, text)
 
     def to_json(self) -> str:
-        """Return the JSON text that `from_json` reads back to an equal configuration."""
+        """Return the JSON text that `from_json` parses to an equal configuration."""
         return json.dumps(asdict(self), indent=2, allow_nan=False) + "\n"
 
     @property
     def reads_weights(self) -> bool:
-        """True if ranks may read a published model: not in a rehearsal, nor where a checkpoint has all weights."""
+        """True if ranks may read a published model: not in a rehearsal, nor if a checkpoint has all weights."""
         may_read = not self.resume or self.from_scratch or self.lora is not None
         return self.weights is not None and self.emulation is None and may_read
 
     @property
     def first_adapters(self) -> str | None:
-        """The folder of adapters that ranks may start from; None where a checkpoint must have them."""
+        """The folder of adapters that ranks may start from; None if a checkpoint must have them."""
         return self.lora.adapters if self.lora is not None and (not self.resume or self.from_scratch) else None
 
     @property
     def world_size(self) -> int:
-        """Number of ranks, pp * dp * tp."""
+        """The number of ranks, pp * dp * tp."""
         return self.pp * self.dp * self.tp
 
     @cached_property
@@ -173,7 +173,7 @@ class RunConfig:
 
     @property
     def total_microbatches(self) -> int:
-        """The micro-batches of all replicas per step, each one of parts where several replicas share sequences."""
+        """The micro-batches of all replicas per step. If replicas share sequences, each consists of parts."""
         return sum(self.microbatches)
 
     @property
@@ -186,7 +186,7 @@ class RunConfig:
         return packed_bytes(codec, math.prod(self.message_shape), VALUE_BYTES[self.value_type])
 
     def codec_of(self, axis: Axis, edge: tuple[int, int] | None) -> Codec:
-        """Return the codec of `edge`, by the ranks of the earlier and the later stage; "none" without an edge."""
+        """Return the codec of `edge`, given as the ranks of the earlier and the later stage; "none" without an edge."""
         if edge is None:
             return "none"
         return next(group.codec for group in self.groups if group.key == group_key(axis, edge))
@@ -198,13 +198,13 @@ class RunConfig:
 
     @cached_property
     def edges_between_hosts(self) -> frozenset[int]:
-        """The edges that leave a host in some replica, by earlier pipeline rank: only their messages are packed."""
+        """The edges that leave a host in some replica, by earlier pipeline rank. Only their messages are packed."""
         crossing = (group for group in self.groups if group.axis in EDGE_AXES and self._leaves_host(group))
         return frozenset(self.grid.rank(group.ranks[0]).pp_rank for group in crossing)
 
     @cached_property
     def edge_settings(self) -> tuple[EdgeSettings, ...]:
-        """The settings of every edge, by earlier pipeline rank; where replicas differ, the lossiest codec."""
+        """The settings of every edge, by earlier pipeline rank. If replicas differ, the lossiest codec counts."""
         found: dict[tuple[Axis, int], Codec] = {}
         for group in self.groups:
             if group.axis in EDGE_AXES:
@@ -215,7 +215,7 @@ class RunConfig:
         return tuple(EdgeSettings(found["pp_forward", e], found["pp_backward", e], extra[e]) for e in edges)
 
     def with_edge_settings(self, settings: Sequence[EdgeSettings]) -> RunConfig:
-        """Return the same run with these edge settings; edges inside a host are not packed."""
+        """Return the same run with these edge settings. Edges inside a host are never packed."""
         extra = tuple(each.extra_in_flight for each in settings[: self.pp - 1])
         is_deeper = any(extra) and self.schedule == "1f1b"
         return replace(
@@ -241,17 +241,17 @@ class RunConfig:
         return RankGrid(*shape, self.ranks, self.cp, self.ep)
 
     def shards_weights(self, me: Rank) -> bool:
-        """Return True if `me` keeps only a shard of its layers' weights, which needs a group on axis dp."""
+        """Return True if `me` keeps only a shard of its layers' weights. That needs a group on axis dp."""
         return self.zero == 3 and "dp" in self.grid.exchanges(me)
 
     def sample_numbers(self, dp_rank: int) -> range:
-        """Return the numbers of the global batch's samples that replica `dp_rank` trains on."""
-        first = dp_rank - dp_rank % self.cp  # of the replicas that share these samples
+        """Return the numbers of the samples in the global batch that replica `dp_rank` trains on."""
+        first = dp_rank - dp_rank % self.cp  # first of the replicas that share these samples
         start = self.micro_batch_size * sum(self.microbatches[:first]) // self.cp
         return range(start, start + self.micro_batch_size * self.microbatches[dp_rank])
 
     def stages_of(self, pp_rank: int) -> tuple[Stage, ...]:
-        """Return the stages that pipeline rank `pp_rank` holds, first layers first."""
+        """Return the stages on pipeline rank `pp_rank`, in the order of their layers."""
         return self.stages[pp_rank :: self.pp]
 
     def schedule_of(self, dp_rank: int) -> Schedule:
@@ -269,7 +269,7 @@ class RunConfig:
         rule = "must be 0 for a model without experts"
         check("optimizer.router_balance", balance, rule, not balance or self.model.experts is not None)
         documents, factory = self.data.documents, self.model.factory
-        rule = "must be joined for a model of one's own, which is not told of documents"
+        rule = "must be joined with model.factory: such a model does not get the ends of documents"
         check("data.documents", documents, rule, documents == "joined" or factory is None)
         expected = len(self.expectation.compute_s) if self.expectation is not None else 0
         rule = f"must be empty or one for each of {self.world_size} ranks"
@@ -295,7 +295,7 @@ class RunConfig:
         rule = f"must be a multiple of 2 cp tp = {2 * cp * self.tp}"
         check("model.seq_length", length, rule, length % (2 * cp * self.tp) == 0)
         is_plain = self.model.factory is None and self.emulation is None and self.outer_sync is None
-        check("cp", cp, "must be 1 for emulation, for islands and for a model of one's own", is_plain)
+        check("cp", cp, "must be 1 in an emulated run, with islands and with model.factory", is_plain)
 
     def _check_schedule(self) -> None:
         check("chunks", self.chunks, "must be 1 without a pipeline", self.chunks == 1 or self.pp > 1)
@@ -305,7 +305,7 @@ class RunConfig:
         except ValueError as error:
             raise ValueError(f"schedule: {error}") from None
         room = self.room_in_flight
-        rule = f"must be empty or {self.pp} positive numbers, one a pipeline rank"
+        rule = f"must be empty or {self.pp} positive numbers, one per pipeline rank"
         check("room_in_flight", room, rule, not room or (len(room) == self.pp and min(room) > 0))
         if self.schedule == "zero-bubble":
             rule = "must not be full under zero-bubble, where each delayed gradient would compute its layer again"
@@ -322,9 +322,9 @@ class RunConfig:
         for key, size in self.model.sharded_sizes.items():
             check(f"model.{key}", size, f"must be a multiple of tp {self.tp}", size % self.tp == 0)
         factory, emulates = self.model.factory, self.emulation is not None
-        check("weights", self.weights, "must be null for a model of one's own", self.weights is None or factory is None)
+        check("weights", self.weights, "must be null with model.factory", self.weights is None or factory is None)
         can_shard = self.tp == 1 or (factory is None and not emulates)
-        check("tp", self.tp, "must be 1 for emulation and for a model of one's own", can_shard)
+        check("tp", self.tp, "must be 1 in an emulated run and with model.factory", can_shard)
         check("model.factory", factory, "must be null in an emulated run", factory is None or not emulates)
 
     def _check_experts(self) -> None:
@@ -348,7 +348,7 @@ class RunConfig:
             return
         rule = "must be 1 with model.tied_embeddings, whose table is used twice in a micro-batch"
         check("zero", self.zero, rule, not self.model.tied_embeddings)
-        rule = "must not be zero-bubble under zero 3, whose weights are not there for half a backward"
+        rule = "must not be zero-bubble under zero 3, which does not have the weights for half a backward"
         check("schedule", self.schedule, rule, self.schedule != "zero-bubble")
         rule = "must be false under zero 3, whose weights are made from masters on the device"
         check("optimizer_offload", self.optimizer_offload, rule, not self.optimizer_offload)
@@ -378,7 +378,7 @@ class RunConfig:
             return
         outer = self.island.outer_sync
         least = outer.samples_before + outer.inner_steps * self.global_batch_size
-        rule = f"must be at least {least}, so many are this island's and those before it"
+        rule = f"must be at least {least}, the samples of this island and of those before it"
         check("outer_sync.round_samples", outer.round_samples, rule, outer.round_samples >= least)
 
     def _check_stages(self) -> None:

@@ -1,7 +1,7 @@
-"""Pipeline schedules as lists of actions, which the planner simulates and the runtime executes. Free of torch.
+"""Pipeline schedules as lists of actions that the planner simulates and the runtime executes. Free of torch.
 
-A rank holds `chunks` stages; stage s is on pipeline rank s % pp (only interleaving has more than one chunk). A backward
-may be split in two: its input's gradient, which the stage before waits for, and its weights' gradients.
+A rank holds `chunks` stages, and stage s is on pipeline rank s % pp. Only interleaving has more than one chunk. A
+backward may be split in two: the gradient of its input, for the stage before, and the gradients of its weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEEPENED: tuple[ScheduleName, ...] = ("1f1b", "eager")  # micro-batches in fligh
 
 
 class ActionKind(Enum):
-    """A stage's computation for one micro-batch; BACKWARD is both halves at once."""
+    """A stage's computation for one micro-batch. BACKWARD is both halves at once."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -38,16 +38,15 @@ Schedule = dict[int, tuple[Action, ...]]
 def make_schedule(
     name: ScheduleName, pp: int, num_microbatches: int, chunks: int = 1, extra_in_flight: Sequence[int] = ()
 ) -> Schedule:
-    """Return the schedule `name` of `pp` pipeline ranks.
+    """Return the schedule `name` for `pp` pipeline ranks.
 
-    `extra_in_flight[e]`, for "eager" only, are the micro-batches in flight across the edge from stage e to e+1 in
-    addition to 1F1B's.
+    `extra_in_flight[e]`, for "eager" only, are the micro-batches in flight from stage e to e+1 beyond 1F1B.
 
     Raises:
-        ValueError: The schedule cannot take these values.
+        ValueError: The schedule cannot use these values.
     """
     if chunks < 1 or (chunks > 1 and name != "interleaved"):
-        raise ValueError(f"schedule {name} holds one chunk of the model on a rank, got {chunks}")
+        raise ValueError(f"schedule {name} has one chunk of the model per rank, got {chunks}")
     if any(extra_in_flight) and name != "eager":
         raise ValueError(f"schedule {name} has no extra micro-batches in flight, got {tuple(extra_in_flight)}")
     if name == "gpipe":
@@ -71,7 +70,7 @@ def one_f_one_b(pp: int, num_microbatches: int) -> Schedule:
     """Return 1F1B without interleaving.
 
     Stage s runs min(p - s, m) forwards, then alternates backward and forward until all m micro-batches are done. It
-    thus never holds the activations of more than min(p - s, m) micro-batches. Source: Narayanan et al.,
+    never holds the activations of more than min(p - s, m) micro-batches. Source: Narayanan et al.,
     PipeDream-Flush, 2021.
 
     Raises:
@@ -81,10 +80,10 @@ def one_f_one_b(pp: int, num_microbatches: int) -> Schedule:
 
 
 def eager(pp: int, num_microbatches: int, extra_in_flight: Sequence[int]) -> Schedule:
-    """Return 1F1B with more forwards ahead, so that a slow edge has something to carry while it waits.
+    """Return 1F1B with more forwards ahead, so that a slow edge has something to carry during waits.
 
-    Stage s runs p - s forwards first, and the extra micro-batches of every edge after it. Source: the idea is
-    CrossPipe's (Chen et al., 2025).
+    Stage s first runs p - s forwards plus the extra micro-batches of every later edge. Source: the idea is from
+    CrossPipe (Chen et al., 2025).
 
     Raises:
         ValueError: `extra_in_flight` does not have p - 1 numbers, or has a negative one.
@@ -94,7 +93,7 @@ def eager(pp: int, num_microbatches: int, extra_in_flight: Sequence[int]) -> Sch
 
 
 def warmups(pp: int, num_microbatches: int, extra_in_flight: Sequence[int]) -> list[int]:
-    """Return by stage the number of forwards that `eager` runs first. Raises ValueError as `eager`."""
+    """Return the number of forwards that `eager` runs first, by stage. Raises ValueError as `eager` does."""
     _check(pp, num_microbatches)
     if len(extra_in_flight) != pp - 1 or any(extra < 0 for extra in extra_in_flight):
         raise ValueError(f"extra_in_flight must be {pp - 1} numbers, none negative, got {tuple(extra_in_flight)}")
@@ -112,16 +111,16 @@ def _one_stage(stage: int, max_in_flight: int, num_microbatches: int) -> tuple[A
 
 
 def zero_bubble(pp: int, num_microbatches: int) -> Schedule:
-    """Return 1F1B with weight gradients in idle time: on stage s, s micro-batches after the input gradient.
+    """Return 1F1B with weight gradients in idle time: on stage s, they follow the input gradient by s micro-batches.
 
-    A stage keeps the activations of min(p, m) micro-batches at most. Source: Qi et al., Zero Bubble Pipeline
+    A stage keeps the activations of at most min(p, m) micro-batches. Source: Qi et al., Zero Bubble Pipeline
     Parallelism, 2023, schedule ZB-H1.
     """
     return {stage: _delay_weights(actions, stage) for stage, actions in one_f_one_b(pp, num_microbatches).items()}
 
 
 def _delay_weights(actions: Iterable[Action], lag: int) -> tuple[Action, ...]:
-    """Return the actions with each backward split: its weight half follows the input half `lag` micro-batches later."""
+    """Return the actions with each backward split. The weight half follows the input half `lag` micro-batches later."""
     split: list[Action] = []
     waiting: list[Action] = []
     for action in actions:
@@ -136,10 +135,10 @@ def _delay_weights(actions: Iterable[Action], lag: int) -> tuple[Action, ...]:
 
 
 def interleaved(pp: int, num_microbatches: int, chunks: int) -> Schedule:
-    """Return 1F1B over pp * chunks stages; rank r holds r, r + pp, r + 2 pp ...: a shorter bubble for more messages.
+    """Return 1F1B over pp * chunks stages, which has a shorter bubble but more messages. Rank r holds r, r + pp, ...
 
-    Micro-batches go in rounds of pp through the first chunk, then the same round through the next. Source: Narayanan et
-    al., Megatron-LM, SC 2021.
+    Micro-batches pass in rounds of pp through the first chunk, then the same round through the next. Source: Narayanan
+    et al., Megatron-LM, SC 2021.
 
     Raises:
         ValueError: pp does not divide the micro-batches.
@@ -172,9 +171,9 @@ def _one_rank_interleaved(rank: int, pp: int, num_microbatches: int, chunks: int
 
 
 def most_in_flight(actions: Iterable[Action]) -> dict[int, int]:
-    """Return by stage the micro-batches whose activations a rank running `actions` holds at its worst moment.
+    """Return, by stage, the micro-batches whose activations a rank running `actions` holds at its worst moment.
 
-    At that moment the rank holds the most micro-batches over all its stages.
+    The worst moment is when the rank holds the most micro-batches over all its stages.
     """
     held: dict[int, int] = {}
     worst: dict[int, int] = {}
@@ -196,9 +195,9 @@ def microbatches_in_flight(
     chunks: int = 1,
     extra_in_flight: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Return by chunk the micro-batches whose activations pipeline rank `rank` holds at its worst moment.
+    """Return, by chunk, the micro-batches whose activations pipeline rank `rank` holds at its worst moment.
 
-    Closed forms of the counts of `most_in_flight`; a test compares the two.
+    These are closed forms of `most_in_flight`. A test compares the two.
     """
     if schedule == "gpipe":
         return (num_microbatches,)
@@ -212,10 +211,10 @@ def microbatches_in_flight(
 
 
 def gradients_arrived(schedule: Schedule, pp_rank: int) -> dict[Action, list[Action]]:
-    """Return by forward of `pp_rank` its backwards whose gradients have arrived once the forward's input is there.
+    """Return, for each forward of `pp_rank`, its backwards whose gradients must have arrived when the input has.
 
     The rank before sends that input after all earlier actions in its own list, and these needed our gradients. Each
-    backward comes once, with the first forward that proves it.
+    backward is listed once, with the first forward that proves it.
     """
     pp = len(schedule)
     before = schedule[(pp_rank - 1) % pp]
@@ -235,13 +234,14 @@ def gradients_arrived(schedule: Schedule, pp_rank: int) -> dict[Action, list[Act
 
 
 def receive_positions(schedule: Schedule, pp_rank: int) -> dict[int, list[Action]]:
-    """Return by position in the list of `pp_rank` the actions whose messages it starts to receive just before.
+    """Return, by position in the list of `pp_rank`, the actions whose messages it starts to receive just before.
 
-    That is as the rank needs the message before, so that one travels while it computes; but not before the rank has
-    issued all that the message depends on, else a receive that holds up a GPU would wait for work behind it.
+    A receive starts when the rank needs the previous message, so a message is under way while the rank computes. It
+    does not start before the rank has issued everything the message depends on: a receive that blocks a GPU would
+    otherwise wait for work queued behind it.
     """
     last = max(action.stage for actions in schedule.values() for action in actions)
-    issued: dict[Action, int] = {}  # own actions that each action depends on: so many from the start of the list
+    issued: dict[Action, int] = {}  # number of own actions, from the start of the list, that each action depends on
     done = dict.fromkeys(schedule, 0)
     while any(done[rank] < len(schedule[rank]) for rank in schedule):
         for rank, actions in schedule.items():
@@ -264,7 +264,7 @@ def receive_positions(schedule: Schedule, pp_rank: int) -> dict[int, list[Action
 
 
 def sender_of(action: Action, last: int, known: Container[Action]) -> Action | None:
-    """Return the action whose result `action` needs as a message, None if it needs none; `last` is the last stage.
+    """Return the action whose result `action` needs as a message; None if it needs none. `last` is the last stage.
 
     A gradient comes from a whole backward or from its input half, whichever is `known`.
     """

@@ -1,7 +1,7 @@
 """Strict conversion of records (frozen dataclasses and named tuples) to JSON and back.
 
-Where a field may hold several records, the JSON names one by its "kind". Free of torch, and of `dataclasses`, which
-would make the node agent's start slower.
+If a field may hold several kinds of record, the JSON names one by its "kind". Free of torch, and of `dataclasses`,
+which would slow the start of the node agent.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from holmes_runtime.config.checks import SHOWN_CHARACTERS, shown
 
 KIND = "kind"
-MAX_VALUES = 3_000_000  # in a message: a line of a log has up to 2 MiB of commas; an empty list takes 64 bytes
-MAX_INT = 1 << 100  # sums of such are floats still, which an error or a screen may need
+MAX_VALUES = 3_000_000  # in a message: a log line may have 2 MiB of commas; an empty list takes 64 bytes
+MAX_INT = 1 << 100  # sums of such integers still fit a float, as errors and screens may need
 Record = TypeVar("Record")
 
 
 def parse(cls: type[Record], text: str, max_values: int | None = None) -> Record:
     """Parse a record of `cls` from its JSON `text`. Raises ValueError naming the key path and the value.
 
-    Text from outside may hold no more than `max_values`: a value takes many times its text in memory.
+    Text from outside may hold at most `max_values` values: a value takes many times its text in memory.
     """
     record: Record = decode(cls, loads(text, max_values), "")
     return record
 
 
 def parse_one_of(kinds: tuple[type[Record], ...], text: str) -> Record:
-    """Parse one of the records `kinds` from text that `to_json` wrote with its kind. Raises ValueError as `parse`."""
+    """Parse one of the records `kinds` from text that `to_json` wrote with its kind. Raises ValueError like `parse`."""
     return _decode_one_of(kinds, loads(text, MAX_VALUES), "")
 
 
 def to_json(record: object, with_kind: bool = False) -> str:
-    """Return the text that `parse`, or `parse_one_of`, reads, on one line. Raises ValueError for NaN or infinity."""
+    """Return one line of text for `parse` or `parse_one_of` to read. Raises ValueError for NaN or infinity."""
     return json.dumps(_encode_kind(record) if with_kind else encode(type(record), record), allow_nan=False)
 
 
 def encode(hint: Any, value: Any) -> Any:
-    """Return `value`, of the annotated type `hint`, as plain data for `json.dumps`."""
+    """Return `value`, which has the annotated type `hint`, as plain data for `json.dumps`."""
     if value is None or isinstance(value, str | int | float):
         return value
     origin, arguments = get_origin(hint), get_args(hint)
@@ -60,9 +60,9 @@ def _encode_kind(record: object) -> dict[str, object]:
 
 
 def loads(text: str, max_values: int | None = None) -> object:
-    """Parse JSON. Raises ValueError if it is malformed, nested deeply, or may hold more than `max_values`.
+    """Parse JSON. Raises ValueError if it is malformed, deeply nested, or may hold more than `max_values` values.
 
-    Commas in strings count as well.
+    Commas in strings count as values too.
     """
     if max_values is not None and sum(map(text.count, ",[{")) > max_values:
         raise ValueError(f"more than {max_values} values")
@@ -112,7 +112,7 @@ def _decode_record(cls: type[Record], data: object, path: str) -> Record:
 
 
 def _decode_one_of(kinds: tuple[type[Record], ...], data: object, path: str) -> Record:
-    """Return the record of `kinds` that parsed JSON names."""
+    """Return the record of one of `kinds` that the parsed JSON names."""
     if not isinstance(data, Mapping):
         raise ValueError(f"{path or 'text'}: expected an object, got {shown(data)}")
     names = {cls.__name__: cls for cls in kinds}
@@ -147,7 +147,7 @@ def decode(hint: Any, value: object, path: str) -> Any:
 
 
 def _decode_union(hints: tuple[Any, ...], value: object, path: str) -> Any:
-    """Return `value` as one of the types `hints`: a record by its kind, text or another type by its JSON type."""
+    """Return `value` as one of the types `hints`: a record by its kind, other types by their JSON type."""
     if value is None and type(None) in hints:
         return None
     present = tuple(hint for hint in hints if hint is not type(None))
@@ -157,9 +157,9 @@ def _decode_union(hints: tuple[Any, ...], value: object, path: str) -> Any:
 
 
 def _decode_scalar(hint: type, value: object, path: str) -> int | float | str | bool:
-    """Return `value` as int, float, bool, str, or a text that its own type checks.
+    """Return `value` as int, float, bool, str, or a text checked by its own type.
 
-    A whole number may stand for a float; a boolean never for a number.
+    An integer may stand for a float; a boolean never stands for a number.
     """
     if isinstance(value, str) and hint is str:
         return _text(value, path)
@@ -179,7 +179,7 @@ def _decode_scalar(hint: type, value: object, path: str) -> int | float | str | 
 
 
 def _finite(value: float, path: str) -> float:
-    """Return a finite float. Raises ValueError, also for an integer that no float can hold."""
+    """Return a finite float. Raises ValueError, also for an integer that does not fit a float."""
     try:
         number = float(value)
     except OverflowError:
@@ -190,7 +190,7 @@ def _finite(value: float, path: str) -> float:
 
 
 def _text(value: str, path: str) -> str:
-    """Return `value`. Raises ValueError if it has half of a surrogate pair, which no file or terminal takes."""
+    """Return `value`. Raises ValueError for a lone surrogate, which no file or terminal accepts."""
     try:
         value.encode()
     except UnicodeEncodeError:

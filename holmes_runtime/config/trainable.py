@@ -1,4 +1,4 @@
-"""Fine-tuning that trains a part of the parameters: adapters, or all but the first layers. Free of torch."""
+"""Fine-tuning of a part of the parameters: adapters, or all but the first layers. Free of torch."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from holmes_runtime.config.rooted_path import RootedPath
 
 Matrix = Literal["query", "key", "value", "qkv", "projection", "gate", "up", "down"]
 QKV: tuple[Matrix, ...] = ("qkv", "query", "key", "value")
-OUT_OF_SHARDS: tuple[Matrix, ...] = ("projection", "down")  # their inputs are split by `tp`, others' results
+OUT_OF_SHARDS: tuple[Matrix, ...] = ("projection", "down")  # `tp` splits their inputs, and the results of all others
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(SharedSettings):
-    """Low-rank adapters (LoRA): the product of a matrix W becomes W x + alpha / rank B (A x), and A and B alone are
+    """Low-rank adapters (LoRA): the product of a matrix W becomes W x + alpha / rank B (A x), and only A and B are
     trained.
     """
 
     # Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021.
     rank: Annotated[int, Limits(ge=1, le=65_536)]
-    """Rows of A, and columns of B. Example: 16"""
+    """Number of rows of A and of columns of B. Example: 16"""
     targets: tuple[Matrix, ...]
-    """Matrices of each layer that have an adapter: query, key, value (or qkv, where they are one matrix), projection,
-    gate (of a llama), up and down. Example: [query, value]"""
+    """Matrices of each layer that have an adapter: query, key, value (or qkv, if they are one matrix), projection, gate
+    (of a llama), up and down. Example: [query, value]"""
     alpha: AboveZero | None = None
-    """Weight of what adapters add, times rank; not set: rank. Another engine's script has its own. Example: 32"""
+    """Weight of the adapters' result, times rank; not set: rank. Another engine's script has its own. Example: 32"""
     adapters: RootedPath | None = None
     """Folder of adapters as the peft library writes them, at the same path on every host. Training starts from them;
     not set: from new ones. A run that resumes continues from its checkpoint. Another engine's script reads its own.
@@ -43,12 +43,12 @@ class Lora(SharedSettings):
 
     @property
     def weight(self) -> float:
-        """The `alpha` in force."""
+        """The effective value of `alpha`."""
         return float(self.rank) if self.alpha is None else self.alpha
 
     @property
     def scale(self) -> float:
-        """The factor on what an adapter adds."""
+        """The factor on the adapters' result."""
         return self.weight / self.rank
 
     def has(self, *matrices: Matrix) -> bool:
@@ -58,14 +58,14 @@ class Lora(SharedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Trainable(SharedSettings):
-    """The parameters that are trained, where they are not all: with `lora` adapters alone, with `frozen_layers` the
-    layers after the first ones and the head. The bundled runtime trains adapters, and no frozen layers. Another
-    engine's script has to freeze the others itself; the planner prices it so.
+    """The parameters that are trained, if not all: with `lora` only the adapters; with `frozen_layers` the layers after
+    the first ones, and the head. The bundled runtime trains adapters but does not freeze layers. Another engine's
+    script must freeze the other parameters itself; the planner assumes that it does.
     """
 
     lora: Lora | None = None
     frozen_layers: Count = 0
-    """First layers that are frozen, and the embedding with them. Example: 24"""
+    """Number of first layers that are frozen, together with the embedding. Example: 24"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,17 +73,17 @@ class Trainable(SharedSettings):
 
 
 def first_adapters(trainable: Trainable | None) -> str | None:
-    """Return the folder of adapters that training starts from, if there is one."""
+    """Return the folder of adapters that training starts from; None without one."""
     return None if trainable is None or trainable.lora is None else trainable.lora.adapters
 
 
 def broken_rule(lora: Lora, model: ModelShape) -> str | None:
-    """Return the rule that the targets break in the bundled trainer; None if it trains these adapters.
+    """Return the rule of the bundled trainer that the targets break; None if it can train these adapters.
 
-    A Llama's queries, keys and values have adapters of their own, and a GPT's one, as in published models.
+    As in published models, queries, keys and values each have an adapter in a Llama, and share one in a GPT.
     """
     if model.factory is not None:
-        return "must not be set with model.factory: matrices of a model of one's own are not known"
+        return "must not be set with model.factory: the matrices of such a model are unknown"
     if model.family == "gpt" and lora.has("query", "key", "value", "gate"):
         return "must be of qkv, projection, up and down in a gpt, where query, key and value are one matrix"
     if model.family == "llama" and lora.has("qkv"):
@@ -94,7 +94,7 @@ def broken_rule(lora: Lora, model: ModelShape) -> str | None:
 
 
 def matrix_size(model: ModelShape, matrix: Matrix) -> tuple[int, int]:
-    """Return the width of a matrix's input and of its result."""
+    """Return the input width and the output width of a matrix."""
     h, q, k, f = model.hidden_size, model.query_size, model.kv_size, model.ffn_size
     sizes: dict[Matrix, tuple[int, int]] = {"query": (h, q), "key": (h, k), "value": (h, k), "qkv": (h, q + 2 * k)}
     sizes |= {"projection": (model.attended_size, h), "gate": (h, f), "up": (h, f), "down": (f, h)}
@@ -104,7 +104,7 @@ def matrix_size(model: ModelShape, matrix: Matrix) -> tuple[int, int]:
 def adapter_parameters(model: ModelShape, lora: Lora, tp: int = 1) -> int:
     """Return the parameters of a layer's adapters on one of `tp` shards.
 
-    The one of A and B that meets the split side of its matrix is split, the other whole.
+    Of A and B, the one on the split side of the matrix is split; the other is whole.
     """
     total = 0
     for matrix in lora.targets:
@@ -115,14 +115,14 @@ def adapter_parameters(model: ModelShape, lora: Lora, tp: int = 1) -> int:
 
 
 def trained_step_flops(model: ModelShape, trainable: Trainable | None, batch_size: int) -> float:
-    """Return the FLOPs of `batch_size` samples as `step_flops`, without gradients that frozen weights do not need.
+    """Return the FLOPs of `batch_size` samples as `step_flops` does, without the gradients that frozen weights save.
 
-    Adapters' own are left out: of rank 16 they are less than a hundredth.
+    The adapters' own FLOPs are left out: at rank 16 they are below one percent.
     """
     if trainable is None:
         return step_flops(model, batch_size)
     matrices, attention = matrix_flops(model, batch_size), attention_flops(model, batch_size)
-    gradients = 2 if trainable.lora is None else 1  # of a product: its input's, and its weight's
+    gradients = 2 if trainable.lora is None else 1  # gradients of a product: of its input and of its weight
     backwards = (model.num_layers - trainable.frozen_layers) * (gradients * matrices + 2 * attention)
     head = (1 + gradients) * head_flops(model, batch_size)
     return model.num_layers * (matrices + attention) + backwards + head

@@ -1,4 +1,4 @@
-"""Verdicts of ranks: parts slower than planned, and changes made because of them, for launcher and planner.
+"""Verdicts of ranks, for launcher and planner: parts slower than planned, and changes made because of them.
 
 Free of torch.
 """
@@ -25,8 +25,8 @@ class HostIsSlow(NamedTuple):
 class LinkIsSlow(NamedTuple):
     """A message takes `ratio` times as long as planned: `taken_s` seconds, not `planned_s`.
 
-    Between two clusters it is the worst of `links` slow ones, which share the `trunk`, and stands for all of them.
-    Where all links of the trunk are slow, the trunk is: it carries `carried_bytes_per_s`, not `planned_bytes_per_s`.
+    Between two clusters, this is the worst of `links` slow links that share the `trunk`, and it stands for all of them.
+    If all links of the trunk are slow, so is the trunk: it carries `carried_bytes_per_s`, not `planned_bytes_per_s`.
     """
 
     sender: str
@@ -54,7 +54,7 @@ class LinkIsSlow(NamedTuple):
 
 
 class AllHostsSlow(NamedTuple):
-    """Every host computes longer than planned, from `least` to `most` times as long: the plan itself is wrong."""
+    """Every host computes longer than planned, `least` to `most` times as long: the plan itself is wrong."""
 
     least: float
     most: float
@@ -71,7 +71,7 @@ class AllHostsSlow(NamedTuple):
 class EdgeAdapted(NamedTuple):
     """An edge uses the settings `now` from the next step on. `earlier` and `later` are the hosts at its ends.
 
-    A message of activations, and one of gradients, packed as `before`, took so many seconds in the slowest replica.
+    `activations_s` and `gradients_s` are the seconds of one message packed as `before`, in the slowest replica.
     """
 
     earlier: tuple[str, ...]
@@ -95,7 +95,7 @@ class EdgeAdapted(NamedTuple):
 
 
 class DataIsSlow(NamedTuple):
-    """A rank waits for its samples for `waited_s` of a step of `step_s`, although they are read a step ahead."""
+    """A rank waits for its samples for `waited_s` of a step of `step_s`, although they are read one step ahead."""
 
     host: str
     rank: int

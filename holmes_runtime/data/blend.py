@@ -1,9 +1,9 @@
-"""The source of each sample of a blend: a sequence that repeats, with a lookup of any place.
+"""The source of each sample of a blend: a repeating sequence that can be looked up at any position.
 
-The weights are made whole numbers, so that after as many samples as they add up to every source has exactly its share
-and all begins again. Within such a period of D samples, sample j of a source with weight a is due from place
-floor(j D / a) on and before place ceil((j + 1) D / a). Each place goes to the due source with the earliest deadline.
-All are then served in time, and so at every place each source has its share to within one sample.
+The weights become integers. After as many samples as their sum, every source has exactly its share, and the sequence
+repeats. Within such a period of D samples, sample j of a source with weight a is due from position floor(j D / a) on
+and before position ceil((j + 1) D / a). Each position goes to the due source with the earliest deadline. Then all are
+served in time, and at every position each source has its share to within one sample.
 Source: Baruah, Cohen, Plaxton and Varvel, Proportionate Progress, 1996. Free of torch.
 """
 
@@ -14,11 +14,11 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-LONGEST_PERIOD = 100_000  # samples; a table of it takes about 10 MB and half a second
+LONGEST_PERIOD = 100_000  # samples; its table takes about 10 MB and half a second
 
 
 class Blend:
-    """The source of every sample of a stream, for sources with these weights, which are positive and finite."""
+    """The source of every sample of a stream, for sources with the given weights, which are positive and finite."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.counts = whole_weights(weights)
@@ -29,16 +29,16 @@ class Blend:
             served[source] += 1
 
     def at(self, position: int) -> tuple[int, int]:
-        """Return the source of sample `position` of the stream, and how many samples before it are from that source."""
+        """Return the source of sample `position` of the stream, and the number of earlier samples from that source."""
         period, place = divmod(position, len(self._places))
         source, before = self._places[place]
         return source, period * self.counts[source] + before
 
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return whole numbers in the ratio of the weights as they are written, a tenth being exactly that.
+    """Return integers in the ratio of the weights, which are taken as written: 0.1 is exactly a tenth.
 
-    If they would add up to more than LONGEST_PERIOD: the nearest that add up to about as much, none below one.
+    If their sum would exceed LONGEST_PERIOD, return the nearest integers with about that sum, none below one.
     """
     exact = [Fraction(str(weight)) for weight in weights]
     shares = [weight / sum(exact) for weight in exact]
@@ -49,7 +49,7 @@ def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _period(counts: Sequence[int]) -> list[int]:
-    """Return the source of every place of one period."""
+    """Return the source of every position of one period."""
     period, places = sum(counts), []
     due: list[tuple[int, int, int]] = []  # last place, source, number of the sample: the soonest first
     waiting = [(0, source, 0) for source in range(len(counts))]  # first place, source, number

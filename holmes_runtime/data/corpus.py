@@ -1,4 +1,4 @@
-"""The corpus of a run: the files of `data`, opened, and cut into training and validation."""
+"""The corpus of a run: the files of `data`, opened and split into training and validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holmes_runtime.node.data_files.token_file import DocumentStarts, TokenFile,
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokens by source; equal tokens have an equal `digest`. `validation` is the end of each source.
+    """The tokens by source. Equal tokens have an equal `digest`. `validation` is the end of each source.
 
     `bad_lines` of its text hold no document and are skipped.
     """
@@ -31,17 +31,17 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all sources, validation included."""
+        """The number of tokens of all sources, including validation."""
         return sum(map(len, (*self.training, *self.validation)))
 
 
 def load_corpus(
     data: DataSettings, host: str, seq_length: int, vocab_size: int, expected_tokenizer: str | None = None
 ) -> Corpus:
-    """Return the tokens of `data`, read from files as they are needed.
+    """Return the tokens of `data`, read from files when needed.
 
-    Raises OSError or ValueError, naming host and path, if there is nothing to read, a file cannot be read, a part holds
-    no whole sample, or a file is known to have a token that the vocabulary does not.
+    Raises OSError or ValueError naming host and path if there is nothing to read, a file cannot be read, a part holds
+    no whole sample, or a file is known to have a token outside the vocabulary.
     """
     try:
         return _load(data, seq_length, vocab_size, expected_tokenizer)
@@ -68,7 +68,7 @@ def _load(data: DataSettings, seq_length: int, vocab_size: int, expected_tokeniz
         for name in sections if data.validation_fraction > 0 else ["training"]:
             if len(sections[name]) <= seq_length:
                 raise ValueError(
-                    f"{source.path} has {len(sections[name])} tokens for {name}, a sample needs {seq_length + 1} "
+                    f"{source.path} has {len(sections[name])} tokens for {name}, but a sample needs {seq_length + 1} "
                     "(seq_length + 1)"
                 )
     parts = [part for parts in opened for part in parts]
@@ -86,7 +86,7 @@ def _open_files(files: list[Path], data: DataSettings, vocab_size: int, bad_line
     for part in parts:
         if part.largest_token is not None and part.largest_token >= vocab_size:
             raise ValueError(
-                f"{part.name} has token {part.largest_token}, vocab_size is {vocab_size}: raise vocab_size, or "
+                f"{part.name} has token {part.largest_token}, but vocab_size is {vocab_size}: raise vocab_size, or "
                 "tokenize again with the model's tokenizer"
             )
     return parts

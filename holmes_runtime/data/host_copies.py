@@ -1,4 +1,4 @@
-"""Copies between host and device that make neither wait for the other; on a CPU, the tensors themselves."""
+"""Copies between host and device without waits on either side. On a CPU they are the tensors themselves."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Return `values`, in host memory, on `device`, where they arrive before operations started after this."""
+    """Return `values` from host memory on `device`. They arrive before operations started after this call."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 class HostCopy:
-    """The values of a tensor as it is now, on their way to the host while the device goes on with later work."""
+    """A tensor's current values on their way to the host, while the device continues with later work."""
 
     def __init__(self, values: Tensor) -> None:
         self._values = values.to("cpu", non_blocking=True)  # from a GPU torch copies into pinned memory
@@ -21,7 +21,7 @@ class HostCopy:
             self._arrived.record()
 
     def wait(self) -> list[float]:
-        """Return the values (n,), once they are there, without waiting for later work of the device."""
+        """Return the values (n,) once they have arrived, without waiting for later work of the device."""
         if self._arrived is not None:
             self._arrived.synchronize()
         numbers: list[float] = self._values.tolist()

@@ -1,4 +1,4 @@
-"""The reader of the next step's batch while the step before it computes."""
+"""Read the batch of the next step while the current step computes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ READING = "reading"  # the lap in which a step waits for its batch
 
 
 class BatchesAhead:
-    """The batches of a run's steps on one rank, one read ahead in a thread.
+    """The batches of a run's steps on one rank. A thread reads one batch ahead.
 
-    A batch depends on its step alone, so a run that is resumed, or takes steps out of order, reads the same.
+    A batch depends only on its step, so a run that is resumed or takes steps out of order reads the same.
     """
 
     def __init__(self, read: Callable[[int], Batch], num_steps: int, host: str, device: torch.device) -> None:
-        """`read` gives the batch of a step of `num_steps`, in host memory; errors name `host`."""
+        """`read` returns the batch of a step of `num_steps`, in host memory. Errors name `host`."""
         self._read, self._num_steps, self._host, self._device = read, num_steps, host, device
         self._reader = ThreadPoolExecutor(1, "reader")
         self._ahead: dict[int, Future[Batch]] = {}
 
     def take(self, step: int) -> Batch:
-        """Return the batch of `step` on the device. Raise RuntimeError naming step and host if it cannot be read."""
+        """Return the batch of `step` on the device. Raises RuntimeError naming step and host if it cannot be read."""
         batch = self._ahead.pop(step, None) or self._start(step)
         self._ahead = {step + 1: self._start(step + 1)} if step + 1 < self._num_steps else {}
         try:
@@ -40,6 +40,6 @@ class BatchesAhead:
     def _pinned(self, step: int) -> Batch:
         batch = self._read(step)
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # of this thread, which else would open the first GPU
+            torch.cuda.set_device(self._device)  # for this thread, which would otherwise open the first GPU
             batch = batch.pinned()
         return batch

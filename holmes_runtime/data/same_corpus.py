@@ -1,4 +1,4 @@
-"""The comparison, before the first step, of the tokens that the hosts read."""
+"""Compare, before the first step, the tokens that the hosts read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class HostCorpus:
 
 
 def check_same_corpus(mine: HostCorpus) -> None:
-    """Compare the corpora of all ranks of the default group. Raise RuntimeError naming the hosts that differ."""
+    """Compare the corpora of all ranks in the default group. Raises RuntimeError naming the hosts that differ."""
     difference = describe_difference(all_gather_records(mine))
     if difference is not None:
         raise RuntimeError(difference)
 
 
 def describe_difference(read: Iterable[HostCorpus]) -> str | None:
-    """Return a sentence on the corpus of each host, or None if all read the same."""
+    """Return a sentence about the corpus of each host, or None if all read the same."""
     hosts: dict[tuple[int, str], set[str]] = {}
     for one in read:
         hosts.setdefault((one.num_tokens, one.digest), set()).add(one.host)

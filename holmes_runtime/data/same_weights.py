@@ -1,4 +1,4 @@
-"""The identity of the weights that adapters are trained on, which no checkpoint holds: the same on all hosts."""
+"""The identity of the weights under adapters, which no checkpoint holds and which must be the same on all hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK_BYTES = 2**20
 
 
 class HostWeights(NamedTuple):
-    """The frozen weights that one host reads, and the adapters that it starts from; "none" if those are new."""
+    """The frozen weights that one host reads, and the adapters that it starts from ("none" if they are new)."""
 
     host: str
     identity: str
@@ -27,13 +27,13 @@ class HostWeights(NamedTuple):
 
 
 def common_frozen_weights(config: RunConfig, host: str) -> str:
-    """Return the identity of the frozen weights of this run: a digest of their files, or the seed they are drawn by.
+    """Return the identity of this run's frozen weights: a digest of their files, or the seed that draws them.
 
-    Called by all ranks of the default group.
+    All ranks of the default group call this.
 
     Raises:
-        RuntimeError: The folder cannot be read or holds another model, or hosts have other weights or first adapters
-            than others.
+        RuntimeError: The folder cannot be read or holds another model, or the weights or first adapters differ between
+            hosts.
     """
     mine = HostWeights(host, _identity(config, host), _identity_of_adapters(config, host))
     everyone = all_gather_records(mine)
@@ -75,6 +75,6 @@ def _identity_of_adapters(config: RunConfig, host: str) -> str:
 
 
 def identity_of(folder: Path, shape: ModelShape) -> str:
-    """Return the identity of the published weights in `folder`. Raise ValueError if they are not of `shape`."""
+    """Return the identity of the published weights in `folder`. Raises ValueError if they are not of `shape`."""
     files = sorted({tensor.file for tensor in check_published(folder, shape).values()})
     return f"digest {digest_of([FileBytes(file) for file in files])[:32]}"

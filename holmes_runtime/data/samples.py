@@ -1,6 +1,6 @@
-"""The tokens of each sample of a run: decided by (seed, place in the run's stream of samples) alone.
+"""The tokens of each sample of a run, determined only by the seed and the position in the run's stream of samples.
 
-So a checkpoint of the data needs only a count, and every plan trains the same samples in the same steps.
+A checkpoint of the data is therefore just a count, and every plan trains the same samples in the same steps.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from holmes_runtime.parallel.batch import as_read
 
 
 class OwnSamples(NamedTuple):
-    """This run's share where several runs take turns: `size` of each `of_all` samples, after the first `before`."""
+    """This run's share if several runs take turns: `size` of every `of_all` samples, after the first `before`."""
 
     before: int
     size: int
     of_all: int
 
     def place(self, number: int) -> int:
-        """Return the place of this run's own sample `number` among all samples of the runs."""
+        """Return the position of this run's own sample `number` among all samples of the runs."""
         turn, within = divmod(number, self.size)
         return turn * self.of_all + self.before + within
 
@@ -38,14 +38,14 @@ ALL_SAMPLES = OwnSamples(0, 1, 1)
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of all steps; another `key`, another order.
+    """The samples of all steps. Another `key` gives another order.
 
-    `tokens` are by source of `blend`. Sample i of a source is its tokens [i s, (i + 1) s], s being `seq_length`: the
-    last is the first of the next, since a sample's first token is no target.
+    `tokens` are by source of `blend`. Sample i of a source is its tokens [i s, (i + 1) s], where s is `seq_length`: the
+    last token is the first one of the next sample, since a sample's first token is not a target.
 
-    Every sample of a source is taken once, then all again, each time in another order. `first` is added to each
-    sample's place in the stream. All samples of the stream are the run's `own`, or some of them if other runs take the
-    rest.
+    Every sample of a source is taken once, then all again in another order, and so on. `first` is added to each
+    sample's position in the stream. The run's `own` samples are all of the stream, or some of them if other runs take
+    the rest.
     """
 
     tokens: tuple[Tokens, ...]
@@ -60,8 +60,8 @@ class Samples:
     def batch(self, step: int, numbers: Sequence[int]) -> Tensor:
         """Return the samples `numbers` of the global batch of `step`: int64 tokens (len(numbers), seq_length + 1).
 
-        Tokens of packed examples that are only read are below zero: see `as_read`. Raises ValueError, naming file,
-        sample and offset, for a token the vocabulary does not have, and OSError for a file that has changed.
+        Tokens of packed examples that are only read are below zero: see `as_read`. Raises ValueError naming file,
+        sample and offset for a token outside the vocabulary, and OSError for a file that has changed.
         """
         found = [self._sample(step, number) for number in numbers]
         batch = torch.stack([tokens.read(start, start + self.seq_length + 1) for tokens, start in found])
@@ -72,7 +72,7 @@ class Samples:
             tokens, start = found[row]
             name, offset = tokens.place_of(start + column)
             raise ValueError(
-                f"{name} has token {batch[row, column]} at offset {offset} in tokens, vocab_size is {self.vocab_size} "
+                f"{name} has token {batch[row, column]} at offset {offset}, in tokens; vocab_size is {self.vocab_size} "
                 f"(sample {numbers[row]} of step {step}): raise it, or tokenize again with the model's tokenizer"
             )
         return batch
@@ -80,7 +80,7 @@ class Samples:
     def positions(self, step: int, numbers: Sequence[int]) -> Tensor:
         """Return the position in its document of each input of those samples: int64 (len(numbers), seq_length).
 
-        A document that began before the sample counts as beginning with it.
+        A document that began before the sample counts as starting with the sample.
         """
         found = [self._sample(step, number) for number in numbers]
         return torch.stack([tokens.positions(start, start + self.seq_length) for tokens, start in found])
@@ -88,8 +88,8 @@ class Samples:
     def soft_targets(self, step: int, numbers: Sequence[int]) -> SoftTargets:
         """Return the teacher's tokens for each target of those samples: (len(numbers), seq_length, top).
 
-        Of sources with different numbers of them all have the fewest. Tokens that the vocabulary does not have, as it
-        may lack some of the teacher's padding, become token 0 with a probability of zero.
+        If sources have different numbers of them, the smallest counts. Tokens outside the vocabulary, which may lack
+        some of the teacher's padding, become token 0 with a probability of zero.
 
         Raises:
             ValueError: The vocabulary has none of a target's tokens, or a number is not finite; names file and offset.
@@ -105,16 +105,16 @@ class Samples:
             row, column = outside[0].tolist()
             name, offset = found[row][0].place_of(found[row][1] + column)
             raise ValueError(
-                f"the teacher's logits for {name} after offset {offset} in tokens are of tokens that a vocabulary of "
-                f"{self.vocab_size} does not have, or no numbers: the file is damaged, or of another model's tokens; "
+                f"the teacher's logits for {name} after offset {offset} in tokens are for tokens that a vocabulary of "
+                f"{self.vocab_size} does not have, or not finite: the file is damaged, or of another model's tokens; "
                 "remove it, and run `holmes data` with --teacher again"
             )
         return SoftTargets(likeliest.where(is_known, 0), logarithms.where(is_known, -torch.inf))
 
     def target_weight(self, step: int) -> float:
-        """Return the number of targets in the global batch of `step` over the number of predicted ones.
+        """Return the number of targets in the global batch of `step`, divided by the number of predicted ones.
 
-        It turns a mean over all targets, in which the others have no loss, into the mean over predicted ones.
+        It turns a mean over all targets, where the other targets have no loss, into a mean over the predicted ones.
         """
         if all(tokens.packed_length is None for tokens in self.tokens):
             return 1.0
@@ -123,7 +123,7 @@ class Samples:
         return self.batch_size * self.seq_length / max(1, sum(counts))
 
     def _sample(self, step: int, number: int) -> tuple[Tokens, int]:
-        """Return the tokens that sample `number` of `step` is from, and its first."""
+        """Return the tokens that sample `number` of `step` comes from, and the first one's index."""
         source, taken = self.blend.at(self.own.place(self.first + step * self.batch_size + number))
         tokens = self.tokens[source]
         size = (len(tokens) - 1) // self.seq_length
@@ -132,7 +132,7 @@ class Samples:
 
 
 def make_samples(config: RunConfig, tokens: tuple[Tokens, ...], key: str) -> Samples:
-    """Return the samples that a run takes of `tokens`, by source; for an island only its own."""
+    """Return the samples that a run takes from `tokens`, by source; for an island, only its own."""
     shape, blend, outer = config.model, Blend([source.weight for source in config.data.sources]), config.outer_sync
     own = ALL_SAMPLES
     if outer is not None:

@@ -1,7 +1,7 @@
-"""Tokens of text that a host has tokenized, kept in its cache: once for all its ranks, and for the runs after them.
+"""Tokens of text that a host has tokenized, kept in its cache: once for all its ranks and for later runs.
 
-The first rank that needs them writes them, and others wait for it. Tokens are read from the file and not held, so that
-all ranks share the one copy in the system's page cache. Free of torch.
+The first rank that needs them writes them; others wait for it. Tokens are read from the file and not held, so all ranks
+share the one copy in the system's page cache. Free of torch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from holmes_runtime.node.data_files.stored_bytes import FileBytes, digest_of
 from holmes_runtime.node.data_files.text import Tokenizer, tokenized
 from holmes_runtime.node.data_files.token_file import TokenFile, TokenFileWriter, index_path, read_index, token_type_of
 
-FORMAT = "1"  # of the kept tokens; a file of another format is made anew
-UNUSED_S = 30 * 24 * 3600.0  # after which tokens are removed when others are made
+FORMAT = "1"  # of the kept tokens; a file in another format is made again
+UNUSED_S = 30 * 24 * 3600.0  # unused tokens of this age are removed when others are made
 PROGRESS_S = 10.0
 LOOK_S = 0.2  # between two checks for the tokens
 
 
 def kept_tokens(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer, bad_lines: BadLines) -> TokenFile:
-    """Return the tokens of text file `path`, made now if this host does not have them.
+    """Return the tokens of the text file `path`, tokenizing it now if this host has not done so.
 
-    Skipped lines count in `bad_lines`, also if another process made the tokens.
+    Skipped lines count in `bad_lines`, even if another process made the tokens.
 
     Raises:
-        ValueError: the file is not text, or has too many bad lines; names it and the place.
-        OSError: the file cannot be read, or its tokens cannot be kept.
+        ValueError: the file is not text or has too many bad lines; the message names it and the position.
+        OSError: the file cannot be read, or its tokens cannot be stored.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "holmes" / "tokens"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -43,13 +43,13 @@ def kept_tokens(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer, ba
             os.utime(index_path(kept))  # it is in use
         else:
             _remove_old(folder)
-            for left in folder.glob(f".{kept.stem}.*"):  # by a process that was killed
+            for left in folder.glob(f".{kept.stem}.*"):  # left by a process that was killed
                 left.unlink()
             try:
                 _make(path, tokenizer, kept, BadLines(bad_lines.limit))
             except OSError as error:
                 raise OSError(
-                    f"{path} cannot be tokenized into {folder}: {error}; make room there, name another folder by "
+                    f"{path} cannot be tokenized into {folder}: {error}; make room there, name another folder with "
                     "XDG_CACHE_HOME in `launch.environment`, or train on what `holmes data` writes"
                 ) from None
     if _skipped_file(kept).is_file():
@@ -59,12 +59,12 @@ def kept_tokens(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer, ba
 
 
 def _skipped_file(kept: Path) -> Path:
-    """Return the path of the file with the number of skipped lines and the first; missing if none was skipped."""
+    """Return the path of the file with the number of skipped lines and the first one. No file: none was skipped."""
     return kept.with_suffix(".skipped")
 
 
 def _key(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer) -> str:
-    """Return a name for all that determines the tokens: content and time of the text, and the tokenizer."""
+    """Return a name from all that determines the tokens: content and time of the text, and the tokenizer."""
     parts = [FORMAT, path.suffix, str(path.stat().st_mtime_ns), digest_of([FileBytes(path)])]
     parts += [str(tokenizer.begin_of_document), str(tokenizer.end_of_document)]
     if tokenizer_file is not None:
@@ -74,7 +74,7 @@ def _key(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer) -> str:
 
 @contextmanager
 def _alone(lock: Path, path: Path) -> Iterator[None]:
-    """Let in one process at a time; the others say what they wait for."""
+    """Let one process in at a time. The others print what they wait for."""
     with open(lock, "w", encoding="utf-8") as file:
         told_s = time.monotonic()
         while True:
@@ -84,7 +84,7 @@ def _alone(lock: Path, path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= told_s + PROGRESS_S:
                     told_s = time.monotonic()
-                    print(f"waiting for another rank of this host, which tokenizes {path}", flush=True)
+                    print(f"waiting for another rank of this host, which is tokenizing {path}", flush=True)
                 time.sleep(LOOK_S)
         yield
 
@@ -106,7 +106,7 @@ def _make(path: Path, tokenizer: Tokenizer, kept: Path, bad_lines: BadLines) -> 
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove the tokens that no run has used for long."""
+    """Remove the tokens that no run has used for a long time."""
     for file in folder.iterdir():
         unused = file if file.name.startswith(".") else index_path(file)
         try:

@@ -27,9 +27,9 @@ TORCH_TYPES = {
 
 @dataclass(frozen=True)
 class TokenPart:
-    """The tokens of one file. `documents`: the first token of each, ascending, if the file has them.
+    """The tokens of one file. `documents` are the first token of each, ascending, if the file has documents.
 
-    `packed_length` as in TokenFile: tokens that are only read are then below zero, see `as_read`.
+    `packed_length` is as in TokenFile: tokens that are only read are then below zero, see `as_read`.
     """
 
     name: str
@@ -44,13 +44,13 @@ class TokenPart:
         return self.stored.size // TYPE_BYTES[self.token_type]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return tokens [start, stop): int64 (stop - start,). Raise OSError naming the file if they are not there."""
+        """Return tokens [start, stop): int64 (stop - start,). Raises OSError naming the file if they are missing."""
         width = TYPE_BYTES[self.token_type]
         found = self.stored.read(start * width, stop * width)
         return torch.frombuffer(found, dtype=TORCH_TYPES[self.token_type]).to(torch.int64)
 
     def soft_targets(self, start: int, stop: int) -> SoftTargets:
-        """Return the teacher's tokens for targets [start, stop); the first is token `start` + 1."""
+        """Return the teacher's tokens for targets [start, stop). The first target is token `start` + 1."""
         assert self.teacher is not None, self.name
         file = self.teacher.file
         rows = torch.frombuffer(self.teacher.read(start, stop), dtype=torch.uint8).view(stop - start, file.row_bytes)
@@ -70,7 +70,7 @@ class TokenPart:
 
 
 class Tokens:
-    """Tokens [start, stop) of several files, one after the other; places below count from `start`."""
+    """Tokens [start, stop) of several files, one after another. Positions below count from `start`."""
 
     def __init__(self, parts: Sequence[TokenPart], start: int = 0, stop: int | None = None) -> None:
         self._parts, self._start = parts, start
@@ -82,19 +82,19 @@ class Tokens:
 
     @property
     def packed_length(self) -> int | None:
-        """The tokens of a sequence of packed examples; None if these are not packed."""
+        """The number of tokens in a sequence of packed examples; None if they are not packed."""
         return self._parts[0].packed_length if self._parts else None
 
     def section(self, start: int, stop: int) -> Tokens:
-        """Return tokens [start, stop) of these, on their own."""
+        """Return tokens [start, stop) of these as a separate object."""
         return Tokens(self._parts, self._start + start, self._start + stop)
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return tokens [start, stop): int64 (stop - start,). Raise OSError naming the file if they are not there."""
+        """Return tokens [start, stop): int64 (stop - start,). Raises OSError naming the file if they are missing."""
         return torch.cat([part.read(first, last) for part, first, last in self._pieces(start, stop)])
 
     def soft_targets(self, start: int, stop: int) -> SoftTargets:
-        """Return the teacher's tokens for targets [start, stop) of a single file; the first is token `start` + 1."""
+        """Return the teacher's tokens for targets [start, stop) of one file. The first target is token `start` + 1."""
         ((part, first, last),) = self._pieces(start, stop)
         return part.soft_targets(first, last)
 
@@ -111,12 +111,12 @@ class Tokens:
         return torch.arange(stop - start) - begins.cummax(0).values
 
     def place_of(self, number: int) -> tuple[str, int]:
-        """Return the file of token `number`, and its place in there, in tokens."""
+        """Return the file of token `number`, and its position there, in tokens."""
         ((part, first, _),) = self._pieces(number, number + 1)
         return part.name, first
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[TokenPart, int, int]]:
-        """Yield the files that hold tokens [start, stop), each with the stretch [first, last) of its tokens."""
+        """Yield the files that hold tokens [start, stop), each with the range [first, last) of its tokens."""
         start, stop = self._start + start, self._start + stop
         index = bisect_right(self._ends, start)
         while start < stop:

@@ -14,7 +14,7 @@ from holmes_runtime.config.schedule import DEEPENED
 from holmes_runtime.health.measured_times import Measured, StepEstimate
 
 Settings = tuple[EdgeSettings, ...]
-"""By earlier pipeline rank."""
+"""The settings of all edges, by earlier pipeline rank."""
 
 WORTH = 1.02  # a step longer by less is no reason to lose anything, nor to take memory
 MIN_GAIN = 1.05  # a step that is as much faster is worth a change: less may be noise
@@ -35,11 +35,11 @@ def adapt(plan: RunConfig, config: RunConfig, measured: Measured) -> Settings:
 
 
 def choose(plan: RunConfig, estimate: StepEstimate) -> Settings:
-    """The mildest codecs of those that are allowed, and the least depth, that make the step as short as can be.
+    """Return the mildest allowed codecs and the smallest depth that make the step as short as possible.
 
-    Edges begin with the lossiest codec and as deep as helps and memory allows. One after another each takes the mildest
-    codec, and then the least depth, that keeps the step within two percent. So depth comes before loss. No edge becomes
-    shallower than planned, which would gain nothing.
+    Edges begin with the lossiest codec, and as deep as is useful and fits memory. One after another, each takes the
+    mildest codec, and then the smallest depth, that keeps the step within two percent. Depth thus goes before loss. No
+    edge becomes shallower than planned, which would gain nothing.
     """
     settings = _deepest(plan, estimate)
     most_s = estimate.step_s(settings) * WORTH
@@ -60,7 +60,7 @@ def _with(settings: Settings, edge: int, **changes: object) -> Settings:
 
 
 def _deepest(plan: RunConfig, estimate: StepEstimate) -> Settings:
-    """The lossiest codecs, and as many micro-batches in flight as hide messages by any codec, if memory allows."""
+    """Return the lossiest codecs, and the micro-batches in flight that hide messages of any codec, if they fit."""
     lossiest = plan.allowed_codecs[-1]
     settings = tuple(
         each._replace(activations=lossiest, gradients=lossiest) if edge in plan.edges_between_hosts else each

@@ -60,11 +60,11 @@ class _Edge:
     requests: ProcessGroup | None
 
     def with_bytes(self, size_bytes: int) -> _Edge:
-        """The same edge with messages of another size."""
+        """Return the same edge with messages of another size."""
         return replace(self, size_bytes=size_bytes)
 
     def peer(self, rank: int) -> int | None:
-        """The rank at the other end."""
+        """Return the rank at the other end, None without an edge."""
         return None if self.ends is None else next(end for end in self.ends if end != rank)
 
 
@@ -79,7 +79,7 @@ def _edge(
 
 
 def _exchange(me: Rank, source: _Edge, target: _Edge, device: torch.device, count: int) -> float:
-    """Seconds from asking `source` for `count` messages to having them, while `target` is given those it asks for."""
+    """Return the seconds from asking `source` for `count` messages to their arrival, while `target` gets its own."""
     received, sent = (torch.zeros(edge.size_bytes, dtype=torch.uint8, device=device) for edge in (source, target))
     request, requested = (torch.zeros(1, device=device) for _ in range(2))
     from_rank, to_rank = source.peer(me.rank), target.peer(me.rank)

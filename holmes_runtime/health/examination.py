@@ -1,4 +1,4 @@
-"""Examinations of a run under way: all ranks measure at the same time, judge slowness, and adapt their edges."""
+"""Examinations during a run: all ranks measure at the same time, judge slowness, and adapt their edges."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from holmes_runtime.health.measured_times import EdgeTime, Measured
 
 
 class Examination:
-    """Collects what one rank sees, and from time to time looks at what all have seen. `config` is the run as it is now.
+    """Collects what one rank measures and regularly examines what all measured. `config` is the current run.
 
-    There is none where the plan says nothing to compare with.
+    There are no examinations if the plan has no expectation to compare with.
     """
 
     def __init__(self, config: RunConfig, me: Rank, groups: RankGroups, device: torch.device) -> None:
@@ -38,10 +38,10 @@ class Examination:
         self._usual, self._occasions = UsualStep(), ExaminationTimes()
 
     def add(self, step_s: float, paused_s: float, laps_s: Mapping[str, float]) -> bool:
-        """Takes a step, before which the run paused for `paused_s`; whether it is a reason to examine.
+        """Take a step, before which the run paused for `paused_s`. Return True if it is a reason to examine.
 
-        `laps_s` are the seconds of its "forward" and "backward", and of waiting for its batch. A step after a pause is
-        not like others.
+        `laps_s` are the seconds of its "forward" and "backward", and of waiting for its batch. A step after a pause
+        does not count, as it is not like others.
         """
         count = self._plan.microbatches[self._me.dp_rank]
         self._forward_s.append(laps_s.get("forward", 0.0) / count)
@@ -57,9 +57,9 @@ class Examination:
         return self._plan.expectation is not None and self._occasions.is_due(step, asked)
 
     def hold(self, step: int, asked: bool) -> tuple[Verdict, ...]:
-        """Times the links and judges all ranks' measurements; the verdicts, on rank 0. Called by all ranks.
+        """Time the links and judge all ranks' measurements. Return the verdicts, on rank 0. All ranks call this.
 
-        `asked`: some rank had a reason. Afterwards `config` is how the run is to go on.
+        `asked`: some rank had a reason. Afterwards `config` says how the run is to continue.
         """
         dist.barrier()
         measured = self._measure()

@@ -1,6 +1,6 @@
-"""When a run is examined: early, now and then, when steps have come to take another time, and after a change.
+"""When to examine a run: early, at intervals, when the duration of steps has changed, and after a change of the run.
 
-Pure: what a step took is passed in. Free of torch.
+Pure: the duration of each step is passed in. Free of torch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class UsualStep:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all steps: the run has changed."""
+        """Forget all steps, as the run has changed."""
         self._recent_s: deque[float] = deque(maxlen=MAX_KNOWN)
         self._to_ignore, self._unusual = WARM_UP_STEPS, 0
 
     def add(self, step_s: float) -> bool:
-        """Takes a step's seconds; whether it and the one before took unusually long, or short.
+        """Take a step's seconds. Return True if it and the step before took unusually long or short.
 
         Only usual steps are remembered.
         """
@@ -49,7 +49,7 @@ class UsualStep:
 
 
 class ExaminationTimes:
-    """After which steps all ranks examine, for reasons that all know alike; `asked` is one of them."""
+    """The steps after which all ranks examine, for reasons that all of them know. `asked` is one of these reasons."""
 
     def __init__(self) -> None:
         self._wait_steps = SOON_STEPS
@@ -64,9 +64,9 @@ class ExaminationTimes:
         return asked or is_among or steps // EVERY_STEPS > before // EVERY_STEPS
 
     def held(self, step: int, is_another: bool, is_as_planned: bool) -> None:
-        """One was held after `step`, and leaves the run as planned or not.
+        """Record an examination after `step`, which leaves the run as planned or not.
 
-        `is_another`: it changed something, or a rank had a reason for it, so that the usual step is not known yet.
+        `is_another`: it changed something, or a rank had a reason for it, so the usual step is not known yet.
         """
         self._wait_steps = SOON_STEPS if is_another else min(2 * self._wait_steps, EVERY_STEPS)
         self._next_steps = step + 1 + self._wait_steps if is_another or not is_as_planned else None

@@ -1,7 +1,7 @@
 """Verdicts on hosts and links that are slower than the plan expects. Free of torch.
 
-Waiting alone shows nothing: in a synchronous step all ranks wait for the slowest. So compute is timed without the
-waits, and links with one message on its own, and both are compared with what the plan counted on.
+Waiting alone shows nothing: in a synchronous step all ranks wait for the slowest. Compute is therefore timed without
+waits, and links with single messages. Both are compared with the values that the plan assumed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _slow_hosts(config: RunConfig, expected_s: tuple[float, ...], measured: Meas
 
 
 def _slow_data(config: RunConfig, measured: Measured) -> list[DataIsSlow]:
-    """Ranks that wait for their samples for a part of a step that would be worth a word of a link."""
+    """Return a verdict for each rank that waits for its samples for a substantial part of a step."""
     most_s = measured.step_s * (1 - 1 / SHOWS)
     return [
         DataIsSlow(config.grid.rank(rank).host, rank, waited_s, measured.step_s)
@@ -63,7 +63,7 @@ def _slow_links(
     used: Sequence[EdgeSettings],
     expected: Expectation,
 ) -> list[LinkIsSlow]:
-    """By what joins hosts, the message that exceeds its expectation most, if slow links set the pace."""
+    """Return, for each pair of hosts or clusters, the message slowest against the plan, if slow links set the pace."""
     expected_s = expected.transfer_s
     worst: dict[tuple[str, str], LinkIsSlow] = {}
     planned_codecs = {group.name: group.codec for group in plan.groups}
@@ -95,7 +95,7 @@ class _EdgeEnds(NamedTuple):
 
 
 def _way(config: RunConfig, group: Group) -> _EdgeEnds:
-    """Activations travel from the earlier stage's rank, gradients to it."""
+    """Return the ends of an edge. Activations go from the earlier stage's rank, gradients to it."""
     sender, receiver = map(config.grid.rank, group.ranks if group.axis == "pp_forward" else group.ranks[::-1])
     return _EdgeEnds((sender.host, receiver.host), (sender.cluster, receiver.cluster))
 
@@ -127,7 +127,7 @@ def _with_trunk(
 
 
 def _by_trunk(links: Sequence[LinkIsSlow]) -> list[LinkIsSlow]:
-    """The slow links of each cluster, and of those between two clusters the worst alone: one trunk is their cause."""
+    """Return the slow links of each cluster, and only the worst link between two clusters: one trunk is the cause."""
     across: dict[tuple[str, str], list[LinkIsSlow]] = {}
     for link in links:
         if link.trunk is not None:
@@ -142,5 +142,5 @@ def _ratio(link: LinkIsSlow) -> float:
 
 
 def _as_planned(time: EdgeTime, size_bytes: int, planned_bytes: int) -> float:
-    """Seconds of a message packed as planned, by one of `size_bytes`."""
+    """Return the seconds of a message packed as planned, from the time of one of `size_bytes`."""
     return time.small_s + max(0.0, time.full_s - time.small_s) * planned_bytes / size_bytes

@@ -1,4 +1,4 @@
-"""Measurements of all ranks, and the seconds of a step's pipeline by them. Free of torch."""
+"""Measurements of all ranks, and the seconds of a step's pipeline that follow from them. Free of torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EdgeTime(NamedTuple):
     full_s: float
 
     def shortened(self, ratio: float) -> EdgeTime:
-        """Both, so many times as short."""
+        """Return both times divided by `ratio`."""
         return EdgeTime(self.small_s / ratio, self.full_s / ratio)
 
 
@@ -42,11 +42,11 @@ class Measured:
     step_s: float = 0.0
 
     def compute_s(self, rank: int) -> float:
-        """Forward and backward of one micro-batch."""
+        """Return the seconds of forward and backward of one micro-batch."""
         return self.forward_s[rank] + self.backward_s[rank]
 
     def with_edges(self, edges: Mapping[str, EdgeTime]) -> Measured:
-        """The same, but for those edges."""
+        """Return the same measurements with other times for those edges."""
         return replace(self, edges={**self.edges, **edges})
 
 
@@ -74,18 +74,18 @@ class StepEstimate:
 
     @cached_property
     def stage_s(self) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-        """By replica, forward and backward seconds of a micro-batch by stage."""
+        """The forward and backward seconds of a micro-batch, by replica and stage."""
         return [
             (self._by_stage(self._measured.forward_s, replica), self._by_stage(self._measured.backward_s, replica))
             for replica in range(self._config.dp)
         ]
 
     def step_s(self, settings: Sequence[EdgeSettings]) -> float:
-        """Seconds of the pipeline of a step if edges were used so, by earlier pipeline rank."""
+        """Return the seconds of a step's pipeline with these edge settings, by earlier pipeline rank."""
         return max(self._replica_s(replica, settings) for replica in range(self._config.dp))
 
     def round_s(self, settings: Sequence[EdgeSettings]) -> float:
-        """Seconds by which a round of pp more micro-batches makes that longer: the pace of the full pipeline."""
+        """Return the seconds that a round of pp more micro-batches adds: the pace of the full pipeline."""
         pp = self._config.pp
         many = max(2, MAX_SIMULATED // pp) * pp
         return max(
@@ -94,14 +94,14 @@ class StepEstimate:
         )
 
     def trip_s(self, edge: int, packed: EdgeSettings) -> float:
-        """Seconds a message of activations and one of gradients take on that edge, of the slowest replica."""
+        """Return the seconds of a message of activations and one of gradients on that edge, in the slowest replica."""
         return max(
             sum(latency_s + busy_s for latency_s, busy_s in self._messages(replica, edge, packed))
             for replica in range(self._config.dp)
         )
 
     def busy_s(self, edge: int, packed: EdgeSettings) -> float:
-        """Seconds between two messages on that edge, in the slower direction of the slowest replica."""
+        """Return the seconds between two messages on that edge, in the slower direction of the slowest replica."""
         return max(busy_s for replica in range(self._config.dp) for _, busy_s in self._messages(replica, edge, packed))
 
     def _replica_s(self, replica: int, settings: Sequence[EdgeSettings]) -> float:
@@ -126,7 +126,7 @@ class StepEstimate:
     def _with_packing(
         self, replica: int, settings: Sequence[EdgeSettings]
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Forward and backward by stage, with what they pack and unpack: compute is measured without it."""
+        """Return forward and backward by stage, including packing and unpacking, without which compute is measured."""
         config, stages = self._config, list(zip(*self.stage_s[replica], strict=True))
         codecs = [
             (settings[stage % config.pp].activations, settings[stage % config.pp].gradients)
@@ -135,7 +135,7 @@ class StepEstimate:
         return with_packing(config.device, math.prod(config.message_shape), stages, codecs)
 
     def _messages(self, replica: int, edge: int, packed: EdgeSettings) -> tuple[tuple[float, float], ...]:
-        """Latency and busy seconds of a message of activations, and of one of gradients."""
+        """Return the latency and busy seconds of a message of activations, and of one of gradients."""
         found = []
         for axis, codec in zip(EDGE_AXES, packed[:2], strict=True):
             wire = self._wires[replica, axis, edge]
@@ -147,7 +147,7 @@ class StepEstimate:
         return {key: self._wire(groups) for key, groups in self._by_edge.items()}
 
     def _wire(self, groups: Sequence[Group]) -> _Wire:
-        """The slowest shard's."""
+        """Return the wire of the slowest shard."""
         timed = [(group, self._measured.edges[group.name]) for group in groups]
         return _Wire(
             latency_s=max(time.small_s for _, time in timed) / 2,  # the request took as long

@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
 
 def main_calls() -> tuple[Call, ...]:
-    """The calls that the main thread of this process is in, the innermost first."""
+    """Return the calls that the main thread of this process is in, the innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return tuple(Call(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in _outwards(frame))
 
@@ -50,9 +50,9 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def working_call(calls: tuple[Call, ...]) -> Call | None:
-    """The innermost of `calls`, the innermost first, if that waits for no other rank; else None.
+    """Return the innermost of `calls`, innermost first, if it waits for no other rank; else None.
 
-    What the standard library and torch do counts as their caller's.
+    Calls in the standard library and torch count as their caller's.
     """
     for call in calls:
         if call.file.startswith(tuple(f"{_OURS}/{name}/" for name in NEVER_WAITING)):

@@ -10,7 +10,7 @@ from holmes_runtime.config.schedule import Schedule
 
 WEIGHT_PART = 0.5  # of a backward, what its weights' gradients take: a matrix costs as much for them as for its input
 Wire = tuple[float, float]
-"""Seconds until a message that has left arrives, and for which it keeps the wire busy."""
+"""The seconds until a message that has left arrives, and the seconds that it keeps the wire busy."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class MeasuredPipeline:
 
 
 def pipeline_s(schedule: Schedule, times: MeasuredPipeline) -> float:
-    """Seconds until all actions have ended. Sends block no action; a wire takes one message at a time.
+    """Return the seconds until all actions have ended. Sends block no action; a wire takes one message at a time.
 
     The first stage runs a whole backward in the second half.
     Raises ValueError for actions that wait for one another.

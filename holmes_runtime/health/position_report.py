@@ -19,18 +19,18 @@ MOVED_WITHIN_S = 1.0  # well below the time that the controller gives for an ans
 
 
 class PositionReport:
-    """One rank's answer to where it is; `read` is how far it is with its groups."""
+    """One rank's report of its position. `read` returns its progress in its groups."""
 
     def __init__(self, rank: int, read: Callable[[], tuple[GroupProgress, ...]]) -> None:
         self._rank, self._read = rank, read
         self._doing, self._alone = "starting", True
 
     def now(self, doing: str, alone: bool = False) -> None:
-        """From now on the rank is doing that; `alone` if it needs no other rank for it."""
+        """Record what the rank does from now on; `alone` if it needs no other rank for that."""
         self._doing, self._alone = doing, alone
 
     def position(self) -> RankPosition:
-        """Return the position; without groups if torch's record cannot be read, which must not end a run."""
+        """Return the position, without groups if torch's record cannot be read: that must not end a run."""
         calls = main_calls()
         stack, working = tuple(map(str, calls[:MAX_CALLS][::-1])), working_call(calls)
         working_in = None if working is None else f"{Path(working.file).name} line {working.line} in {working.function}"
@@ -41,10 +41,10 @@ class PositionReport:
             return position._replace(doing=f"{position.doing} (torch's flight recorder cannot be read: {error})")
 
     def answer(self, folder: Path) -> None:
-        """Has a thread append a line to the rank's file in `folder` each time the agent asks.
+        """Have a thread append a line to the rank's file in `folder` each time the agent asks.
 
-        Does nothing unless the signal is blocked, as the agent's way of starting a rank has it: another thread might
-        take it, and the process would end.
+        Do nothing unless the signal is blocked, as it is when the agent starts a rank. Otherwise another thread might
+        take the signal, and the process would end.
         """
         if ASK_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
             folder.mkdir(parents=True, exist_ok=True)
@@ -66,6 +66,6 @@ class PositionReport:
 
 
 def whereabouts_of(config: RunConfig, rank: int) -> PositionReport:
-    """Return the whereabouts of `rank` in the run, by torch's flight recorder."""
+    """Return the position report of `rank` in the run, based on torch's flight recorder."""
     groups = [group.name for group in config.groups if rank in group.ranks]
     return PositionReport(rank, lambda: parse_flight_record(dump_flight_record(config.device), groups))

@@ -1,6 +1,6 @@
-"""The process groups of a trainer's rank, written down for the node agent, and the rank's answer to where it is.
+"""The process groups of a trainer's rank, recorded for the node agent, and the rank's answer to where it is.
 
-A thread compares the transports in NCCL's log with what groups were told, too.
+A thread also compares the transports in NCCL's log with those that the groups were assigned.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GroupReport:
         self._ended = threading.Event()
 
     def begin(self) -> None:
-        """From now on answer the agent, as a process with a default group is a rank itself."""
+        """Answer the agent from now on, as a process with a default group is a rank itself."""
         if self._folder is None or self._begun:  # a script may make its default group more than once
             return
         self._begun = True

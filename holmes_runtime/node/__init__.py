@@ -1,1 +1,1 @@
-"""Processes of a node other than the ranks: agent, relay, torchrun; standard library only."""
+"""Processes of a node other than the ranks: agent, relay, torchrun. Standard library only."""

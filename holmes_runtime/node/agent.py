@@ -1,9 +1,9 @@
-"""The node agent: looks at the node, starts torchrun, records events, and ends everything on command.
+"""The node agent: checks the node, starts torchrun, records events, and ends everything on command.
 
-It lives in the folder that was shipped to it and talks through files there, a record of `messages.py` a line: the parts
-of its messages, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to the
-controller and back. An attached run ends when no sign of life comes for `silence_limit_s`; a detached one goes on. It
-imports no torch, which may be missing, and only modules that import quickly: no dataclasses, no concurrent.futures.
+It works in the folder that was sent to it and communicates through files there, one record of `messages.py` per line:
+the parts of its messages, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to
+the controller and back. An attached run ends if no sign of life comes for `silence_limit_s`; a detached run goes on.
+It imports no torch, which may be missing, and only modules that load quickly: no dataclasses, no concurrent.futures.
 """
 
 from __future__ import annotations
@@ -89,21 +89,21 @@ from holmes_runtime.node.tail import Tail
 POLL_S = 0.1
 WAITING_POLL_S = 0.5
 GRACE_S = 3.0
-NOTICED_S = 5.0  # by when the controller, too, has noticed that the agent is silent
+NOTICED_S = 5.0  # by then the controller has also noticed that the agent is silent
 ALIVE_S = 2.0
 COUNTERS_S = 0.5
 RECORDS_OF_RANKS: Mapping[str, type[Message]] = {
-    NOTICES_FILE: RankNotice,  # before the steps that begin from there
+    NOTICES_FILE: RankNotice,  # before the steps that follow them
     GROUPS_FILE: GroupRecord,
     OUTER_SYNCS_FILE: RankOuterSync,
     METRICS_FILE: RankMetrics,
     POSITIONS_FILE: RankPosition,
 }
-"""By name, ranks' files of records that are forwarded, a line each."""
+"""The ranks' files of records that are forwarded line by line, by name."""
 
 
 class Agent:
-    """One node of one attempt of a run, from the first look to the end of its processes."""
+    """One node in one attempt of a run, from the first check to the end of its processes."""
 
     def __init__(self, config: NodeConfig, folder: Path) -> None:
         self._config = config
@@ -117,17 +117,17 @@ class Agent:
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
-        self._told_to_stop = self._has_to_go = False  # by the controller, and by a signal
+        self._told_to_stop = self._has_to_go = False  # asked by the controller, and by a signal
         self._ranks_are_up = False
         self._oom_kills = oom_kills()
         self._counted_s = 0.0
         self._gpu_kinds: tuple[str, ...] = ()
 
     def run(self) -> int:
-        """The exit code to end with: 0 done, 1 failed, 3 stopped or left alone."""
+        """Run the attempt. Return the exit code: 0 done, 1 failed, 3 stopped or without a controller."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: setattr(self, "_has_to_go", True))
-        end = self._tunnel.open() if self._tunnel is not None else None  # before: wireguard-go is to outlive the ranks
+        end = self._tunnel.open() if self._tunnel is not None else None  # first: wireguard-go must outlive the ranks
         adopt_orphans()
         remembered = Path(memory_folder(self._config.run_id, self._config.host))
         held = hold(remembered)
@@ -152,13 +152,13 @@ class Agent:
                 self._tunnel.let_go()
 
     def _end(self, grace_s: float) -> None:
-        """End all ranks; one that waits for a device cannot be ended, and is named."""
+        """End all ranks. A rank that waits for a device cannot be ended and is reported."""
         left = end_descendants(grace_s)
         if left:
             self._report(Stuck(tuple(f"{process.pid} {process.name} (state {process.state})" for process in left)))
 
     def _wait_for_go(self) -> Go | None:
-        """The word to start the ranks, or None when told to stop first."""
+        """Return the command to start the ranks, or None if the agent is to stop first."""
         while not self._left_alone():
             for command in self._commands.take(WAITING_POLL_S):
                 if isinstance(command, Reach):
@@ -176,14 +176,14 @@ class Agent:
         return self._told_to_stop or self._has_to_go or (not self._config.detached and self._hears_nobody())
 
     def _hears_nobody(self) -> bool:
-        """Return True if the controller is silent for too long: it can neither restart the run nor remove its files."""
+        """Return True if the controller was silent too long: it can neither restart the run nor remove its files."""
         return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
 
     def _will_be_seen_to(self) -> bool:
-        """Return True if the controller speaks again; ranks may also end because another agent lost it first."""
+        """Return True if the controller is heard again. Ranks may also end because another agent lost it first."""
         self._hear(0.0)
         since_s = time.monotonic()
-        while not self._has_to_go and not self._hears_nobody():  # told to go as at the end of a Slurm job
+        while not self._has_to_go and not self._hears_nobody():  # a signal may come, as at the end of a Slurm job
             if self._told_to_stop or self._commands.last_heard_s >= since_s:
                 return True
             self._hear(POLL_S)
@@ -208,14 +208,14 @@ class Agent:
         self._listeners.close()
         self._report(Started())
         while torchrun.poll() is None:
-            # Just before the check, as we may have been suspended. Torch takes seconds to import.
+            # Just before the check, as this process may have been suspended. torch takes seconds to import.
             self._hear(POLL_S if self._ranks_are_up else WAITING_POLL_S, torchrun.pid)
             if self._left_alone():
                 self._end(GRACE_S)
                 self._forward_output(last=True)
                 return 3
             self._forward_output()
-            # Ranks fail at their next line of metrics, without room to say why; or for want of the store.
+            # On a full disk ranks fail at their next line of metrics, without room to say why. Or the store is gone.
             fault = self._with_disk("the ranks were ended") if self._messages.disk_was_full else gate.fault
             if fault is not None:
                 self._report(RankFailed(None, 1, fault, time.time()))
@@ -231,7 +231,7 @@ class Agent:
         return 0 if torchrun.returncode == 0 else 1
 
     def _obey(self, command: Command | Refused, torchrun: int | None = None) -> None:
-        """`Save` and `Stacks` are for ranks, so without torchrun they ask for nothing."""
+        """Carry out a command. `Save` and `Stacks` are for ranks, so without torchrun they do nothing."""
         if isinstance(command, Stop):
             self._told_to_stop = True
         elif isinstance(command, Refused):
@@ -245,9 +245,9 @@ class Agent:
             self._report(RankStates(self._ask_ranks(torchrun)))
 
     def _ask_ranks(self, torchrun: int) -> tuple[RankState, ...]:
-        """Ask every rank where it is; the kernel's state of each.
+        """Ask every rank for its position. Return the kernel's state of each.
 
-        Of a trainer's own command the first process that does not die of the signal is asked, as a shell would.
+        In a trainer's own command, the first process that does not die from the signal, as a shell would, is asked.
         """
         (self._folder / ASK_FILE).touch()
         ranks = self._ranks(torchrun)
@@ -259,7 +259,7 @@ class Agent:
         return tuple(RankState(local_rank, process.state) for local_rank, process in ranks.items())
 
     def _ranks(self, torchrun: int) -> dict[int, Process]:
-        """The processes that torchrun has started, by local rank."""
+        """Return the processes that torchrun has started, by local rank."""
         children = (process for process in descendants(torchrun) if process.parent == torchrun)
         found = ((local_rank_of(process.pid), process) for process in children)
         return {local_rank: process for local_rank, process in found if local_rank is not None}
@@ -269,12 +269,12 @@ class Agent:
             os.kill(process.pid, number)
 
     def _show_life(self) -> None:
-        """A sign of life for the controller when there has been nothing else to say."""
+        """Send the controller a sign of life if nothing else was sent."""
         if time.monotonic() - self._messages.last_s > ALIVE_S:
             self._report(Alive())
 
     def _forward_output(self, last: bool = False) -> None:
-        """Report new log lines and metrics. Ranks' logs lie in logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log."""
+        """Report new log lines and metrics. The logs of ranks are logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log."""
         logs = sorted(self._folder.glob("logs/*/attempt_*/*/std*.log"))
         if not self._ranks_are_up and len({path.parent for path in logs}) == self._config.num_ranks:
             self._ranks_are_up = True
@@ -292,7 +292,7 @@ class Agent:
             self._report(part)
 
     def _counters(self) -> dict[str, ByteCounters]:
-        """Return the present counters of the planned interfaces and RDMA ports."""
+        """Return the current counters of the planned interfaces and RDMA ports."""
         interfaces = {name: each for name, each in read_byte_counters().items() if name in self._config.addresses}
         return interfaces | read_port_counters(hca_ports(self._config.environment.get("NCCL_IB_HCA", "")))
 
@@ -305,7 +305,7 @@ class Agent:
         return tail.rest() if last else tail.lines()
 
     def _report_failures(self, exit_code: int) -> None:
-        """The ranks torchrun blames; torchrun itself when it blames none."""
+        """Report the ranks that torchrun blames, or torchrun itself if it blames none."""
         killed = oom_kills() - self._oom_kills
         if (failures := self._folder / FAILURES_FILE).exists():
             for line in failures.read_text(encoding="utf-8").splitlines():
@@ -317,7 +317,7 @@ class Agent:
         self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
 
     def _with_disk(self, message: str) -> str:
-        """The message of a failure, and where the disk was full: its own words may not have found room."""
+        """Return the message of a failure, with a note if the disk was full: a rank may lack room to say so."""
         is_full = self._messages.disk_was_full or shutil.disk_usage(self._folder).free == 0
         if not is_full or "No space left on device" in message:
             return message
@@ -329,7 +329,7 @@ class Agent:
 
 
 def _clean_up(folder: Path, detached: bool) -> None:
-    """Remove what the run left on the node; the folder of a detached one is for the controller that comes back."""
+    """Remove what the run left on the node. A detached run's folder stays for a controller that comes back."""
     shutil.rmtree((folder / TEMPORARY_LINK).resolve(), ignore_errors=True)
     if not detached:
         os.chdir("/")
@@ -339,7 +339,7 @@ def _clean_up(folder: Path, detached: bool) -> None:
 
 
 def _become_agent(folder: Path) -> None:
-    """Runs the agent in a session of its own, away from the channel it was started over, and never returns."""
+    """Run the agent in its own session, detached from the channel that started it. Never return."""
     code, relay_pid = 1, os.getppid()
     try:
         os.setsid()
@@ -354,7 +354,7 @@ def _become_agent(folder: Path) -> None:
         (folder / AGENT_FILE).write_text(json.dumps({"pid": me.pid, "start_ticks": me.start_ticks}), encoding="utf-8")
         config = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8"))
         code = Agent(config, folder).run()
-        if os.getppid() != relay_pid:  # the relay was killed, which would have cleaned up
+        if os.getppid() != relay_pid:  # the relay, which would have cleaned up, was killed
             take_down(folder)
             _clean_up(folder, config.detached)
     except BaseException:
@@ -365,7 +365,7 @@ def _become_agent(folder: Path) -> None:
 
 
 def main() -> int:
-    """`python -m holmes_runtime.node.agent` in the node's folder: starts the agent, and relays for it until it ends."""
+    """Start the agent, and relay for it until it ends: `python -m holmes_runtime.node.agent` in the node's folder."""
     folder = Path.cwd()
     for pipe in (COMMANDS_PIPE, WAKING_PIPE):
         os.mkfifo(folder / pipe, 0o600)

@@ -1,7 +1,7 @@
-"""The folders where torch's compiler and Triton keep what they compiled for the next run.
+"""The folders where torch's compiler and Triton keep compiled code for the next run.
 
-Homes may be one on NFS, where machines race for files and locks. So they are on the machine's own disk, in a folder of
-one user alone, as what lies there is run.
+Homes may be on one NFS, where machines compete for files and locks. The folders are therefore on the machine's own
+disk, in a folder private to one user, as their content is executed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from holmes_runtime.node.private_folder import is_private_folder
 def compile_caches(cache: Path, machine: str, local: str = COMPILED_FOLDER) -> dict[str, str]:
     """Return the variables of both, in a folder named `local` and the user's number.
 
-    Where that cannot be had, it is the machine's own in `cache`, Holmes' folder in the home: no host's of hosts.yaml,
-    so that hosts on one machine compile once.
+    If that folder cannot be used, it is the machine's own in `cache`, Holmes's folder in the home. It is not one per
+    host of hosts.yaml, so hosts on one machine compile once.
     """
     folder = Path(f"{local}{os.geteuid()}")
     with contextlib.suppress(OSError):

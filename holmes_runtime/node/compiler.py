@@ -14,7 +14,7 @@ HEADERS = Path(sysconfig.get_path("include", scheme="posix_prefix"))  # where to
 def missing_for_compile(on_gpu: bool, environ: Mapping[str, str], headers: Path = HEADERS) -> str | None:
     """Return the first thing that compiled layers need and this host, under `environ`, lacks; None if it has all.
 
-    They need a C++ compiler, on GPUs triton and a C one for its launchers, and for both the headers of this Python.
+    They need a C++ compiler and the headers of this Python; on GPUs also triton and a C compiler for its launchers.
     Sources: torch/_inductor/cpp_builder.py; triton/runtime/build.py.
     """
     name, tried, what = ("CC", ["gcc", "clang"], "C") if on_gpu else ("CXX", ["g++"], "C++")

@@ -1,8 +1,7 @@
 """`python -m holmes_runtime.node.end_agent` in a node's folder: ends its agent and all it started, by recorded ids.
 
-For a run whose controller is gone. SIGTERM first, which an agent answers by ending its ranks; SIGKILL after that; then
-its tunnel is taken down.
-Prints what could not be ended, one process a line.
+For a run whose controller is gone. It sends SIGTERM, which an agent answers by ending its ranks, and then SIGKILL.
+After that it removes the tunnel. Prints the processes that could not be ended, one per line.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ KILL_S = 2.0
 
 
 def end_agent(folder: Path) -> list[Process]:
-    """The processes that stay. An id that now belongs to another process is left alone."""
+    """End the agent and return the processes that remain. An id that now belongs to another process is left alone."""
     try:
         recorded = json.loads((folder / AGENT_FILE).read_text(encoding="utf-8"))
     except OSError:
@@ -47,7 +46,7 @@ def _signal(processes: list[Process], number: signal.Signals) -> None:
 
 
 def _after(processes: list[Process], limit_s: float) -> list[Process]:
-    """Those that still run when all have ended or the time is up."""
+    """Return those that still run when all have ended or the time is up."""
     deadline = time.monotonic() + limit_s
     while left := [process for process in processes if _runs(process)]:
         if time.monotonic() > deadline:
@@ -62,10 +61,10 @@ def _runs(process: Process) -> bool:
 
 
 def main() -> int:
-    """Exit code 1 if something stays."""
+    """End the agent. Return 1 as the exit code if something remains."""
     left = end_agent(Path.cwd())
     if not take_down(Path.cwd()):
-        print("the interface of the tunnel stays; the next run here removes it")
+        print("the interface of the tunnel remains; the next run here removes it")
     for process in left:
         print(f"{process.pid} {process.name} (state {process.state})")
     return 1 if left else 0

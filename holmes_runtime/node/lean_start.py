@@ -1,9 +1,9 @@
-"""`python -m holmes_runtime.node.lean_start MODULE ARGS...`: runs MODULE's `main` with less start and end around it.
+"""`python -m holmes_runtime.node.lean_start MODULE ARGS...`: runs MODULE's `main` with a faster start and end.
 
-Importing torch makes a million objects that are no garbage: looking for some meanwhile takes about a second a process,
-and taking them apart one by one at the end another. Where several ranks share few cores, that is most of a short run.
-On SIGUSR1 the process prints where each of its threads is: how the agent asks a rank that makes no progress. The other
-signal by which it asks is blocked, so that it waits for the thread that answers (`health/position_report.py`).
+Importing torch creates a million objects that are not garbage. Searching them for garbage during the import takes about
+a second per process, and destroying them one by one at the end takes another. If several ranks share few cores, that is
+most of a short run. On SIGUSR1, by which the agent asks a rank that makes no progress, it prints its threads' stacks.
+The agent's other signal is blocked, so that it waits for the thread that answers it (`health/position_report.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holmes_runtime.node.near_cpus import stay_near_gpu
 
 
 def main() -> None:
-    """Import and run MODULE; leave at once when its `main` returns or raises."""
+    """Import and run MODULE. Leave at once when its `main` returns or raises."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {ASK_SIGNAL})
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    stay_near_gpu(os.environ)  # before torch is imported: threads take over what their maker stays on
+    stay_near_gpu(os.environ)  # before torch is imported: threads inherit the CPUs of the thread that starts them
     gc.disable()
     run: Callable[[], int | None] = importlib.import_module(sys.argv[1]).main
     gc.freeze()
@@ -35,10 +35,10 @@ def main() -> None:
 
 
 def run_and_leave(run: Callable[[], int | None]) -> NoReturn:
-    """Run it; then leave with the exit code and the words of Python, but without taking torch apart.
+    """Run it, then leave with Python's usual exit code and messages, but without destroying torch's objects.
 
-    Threads of torch may still run, after an error and while the last ones of a good run end. Now and then one of them
-    is then ended by SIGABRT or SIGBUS, which would stand for the exit code (pytorch issue 38228).
+    Threads of torch may still run, after an error and while the last ones of a good run end. Occasionally one of them
+    then dies from SIGABRT or SIGBUS, which would replace the exit code (pytorch issue 38228).
     """
     code = _exit_code(run)
     sys.stdout.flush()
@@ -47,7 +47,7 @@ def run_and_leave(run: Callable[[], int | None]) -> NoReturn:
 
 
 def _exit_code(run: Callable[[], int | None]) -> int:
-    """Run it; return the code that Python would exit with, having printed what Python would print."""
+    """Run it. Return the exit code that Python would give, after printing what Python would print."""
     try:
         return run() or 0
     except SystemExit as end:

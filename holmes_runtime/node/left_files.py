@@ -1,4 +1,4 @@
-"""Files that ranks leave in the node's folder, traces and memory reports, as messages for the controller."""
+"""Files that ranks leave in the node's folder, such as traces and memory reports, as messages for the controller."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PART_BYTES = 48 * 1024
 
 
 class LeftFiles:
-    """Each file is read once, when it is there: they appear whole."""
+    """Reads each file once, when it exists: files appear complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: set[Path] = set()
 
     def new(self) -> Iterator[RankFile]:
-        """The parts, in order, of the files that have come since the last time."""
+        """Yield, in order, the parts of the files that have arrived since the last call."""
         kinds: tuple[RankFileKind, ...] = get_args(RankFileKind)
         for kind in kinds:
             prefix, suffix = rank_file(kind, 0).split("0")

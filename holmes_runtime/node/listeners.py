@@ -1,4 +1,4 @@
-"""The sockets by which nodes see, before any rank starts, that they reach one another where the plan says."""
+"""Sockets with which nodes check, before any rank starts, that they can reach one another as planned."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from holmes_runtime.config.node_config import NodeConfig
 from holmes_runtime.node.admission.socket_filter import ANY_PORT, admit_only
 
 PORTS_TRIED = 100
-CONNECT_TIMEOUT_S = 6.0  # WireGuard asks again 5 s after its first words were lost (REKEY_TIMEOUT)
+CONNECT_TIMEOUT_S = 6.0  # WireGuard repeats a lost handshake after 5 s (REKEY_TIMEOUT)
 CONNECT_TRIES = 3
 _BACKLOG = 1024
 
 
 class Listeners:
-    """A listening socket on each planned address of this node, and on node 0 the `rendezvous`' own, for the gate."""
+    """A listening socket on each planned address of this node, and on node 0 the `rendezvous` socket for the gate."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -28,9 +28,9 @@ class Listeners:
         self.rendezvous: socket.socket | None = None
 
     def open(self, interfaces: dict[str, NodeInterface]) -> dict[str, SocketAddress]:
-        """Listen on every planned interface; return the addresses, by interface.
+        """Listen on every planned interface. Return the addresses by interface.
 
-        Where the plan names no address, it is taken from the node's `interfaces`.
+        If the plan gives no address, it is taken from the node's `interfaces`.
         """
         addresses = {}
         for name, planned in self._config.addresses.items():
@@ -42,7 +42,7 @@ class Listeners:
         return addresses
 
     def open_rendezvous(self) -> int | None:
-        """The rendezvous' port; None if no port is free, or no ranks are on node 0. Only the plan's nodes reach it."""
+        """Return the port of the rendezvous, open to the plan's nodes; None if none is free or node 0 has no ranks."""
         if self._config.node_rank == 0 and self._config.num_ranks > 0:
             first, nodes = self._config.master_port, self._config.node_addresses
             for port in range(first, min(first + PORTS_TRIED, 65536)):
@@ -52,7 +52,7 @@ class Listeners:
         return None
 
     def reach(self, destinations: tuple[Destination, ...]) -> tuple[str, ...]:
-        """A sentence for each destination that is not reached; all are tried at once."""
+        """Try all destinations at once. Return a sentence for each one that was not reached."""
         faults: list[str] = []
 
         def try_one(destination: Destination) -> None:
@@ -68,13 +68,13 @@ class Listeners:
         return tuple(sorted(faults))
 
     def close(self) -> None:
-        """Close all but the rendezvous'."""
+        """Close all sockets but the rendezvous."""
         for listener in self._sockets:
             listener.close()
 
 
 def _listen(address: str, port: int, admitted: Sequence[str] | None = None) -> socket.socket | None:
-    """None where that address and port are not to be had. `admitted` are all whom it hears, anybody if None."""
+    """Return a listening socket, None if that address and port are unavailable. `admitted` are the allowed sources."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -89,9 +89,9 @@ def _listen(address: str, port: int, admitted: Sequence[str] | None = None) -> s
 
 
 def _reach(destination: Destination) -> str | None:
-    """None when a connection is made. A refusal may be a lost race with a full queue, so it is tried again.
+    """Return None when a connection is made. A refusal may be a lost race with a full queue, so it is tried again.
 
-    So may silence be, in a tunnel whose ends begin to talk at once: its first words are lost, and said again later.
+    So is silence: if both ends of a tunnel begin to talk at once, the first messages are lost and sent again later.
     """
     what, source, address, port = destination
     for _ in range(CONNECT_TRIES):
@@ -99,7 +99,7 @@ def _reach(destination: Destination) -> str | None:
             socket.create_connection((address, port), CONNECT_TIMEOUT_S, (source, 0) if source else None).close()
         except OSError as error:
             reason = "no answer" if isinstance(error, TimeoutError) else os.strerror(error.errno or errno.EIO)
-            fault = f"{what} at {address} port {port} is not reached from {source or 'here'}: {reason}"
+            fault = f"{what} at {address} port {port} cannot be reached from {source or 'here'}: {reason}"
             time.sleep(0.1)
         else:
             return None

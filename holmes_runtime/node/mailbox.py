@@ -1,6 +1,6 @@
-"""The agent's two ways to the controller, files in the node's folder that `relay.py` carries: a record a line.
+"""The agent's two channels to the controller: files in the node's folder, one record per line, carried by `relay.py`.
 
-Messages lie in parts, each named by how many messages came before it. The newest and the one before are kept.
+Messages are stored in parts, each named by the number of messages before it. The newest two parts are kept.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from holmes_runtime.config.messages import Command, Message, NotKept, Refused, d
 
 PART_BYTES = 32 * 1024 * 1024
 PART_NAME = "messages-{before:012}.jsonl"
-SPARE_BYTES = 256 * 1024  # some thousand messages; the ranks take their part of it
+SPARE_BYTES = 256 * 1024  # a few thousand messages; ranks may use part of it
 
 
 class CommandPipe:
-    """The pipe of commands, read only when there is something."""
+    """The pipe of commands, which is read only when it has data."""
 
     def __init__(self, path: Path) -> None:
-        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # a writer of our own: the pipe never ends
+        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # with a writer of our own, the pipe never ends
         self._rest = b""
         self.last_heard_s = time.monotonic()
 
     def take(self, timeout_s: float) -> list[Command | Refused]:
-        """Commands that arrive within `timeout_s`; `Refused` for one that cannot be read."""
+        """Return commands that arrive within `timeout_s`, with `Refused` for one that cannot be read."""
         if not select.select([self._pipe], [], [], timeout_s)[0]:
             return []
         self.last_heard_s = time.monotonic()
@@ -46,9 +46,9 @@ def _read_command(line: bytes) -> Command | Refused:
 
 
 class MessageFile:
-    """The agent's messages. Those that a full disk does not take wait for the next one.
+    """The agent's messages. Messages that do not fit on a full disk wait for the next one.
 
-    A spare file keeps room for last words: it goes when the disk is full, so that the controller hears why.
+    A spare file keeps room for last messages: it is removed when the disk is full, so the controller hears why.
     """
 
     def __init__(self, folder: Path, part_bytes: int = PART_BYTES) -> None:
@@ -62,10 +62,10 @@ class MessageFile:
         self.disk_was_full = False
         self.last_s = time.monotonic()
         with contextlib.suppress(OSError):
-            self._spare.write_bytes(os.urandom(SPARE_BYTES))  # what a file system cannot compress
+            self._spare.write_bytes(os.urandom(SPARE_BYTES))  # random, as a file system cannot compress it
 
     def report(self, message: Message) -> None:
-        """Append one message; any thread may."""
+        """Append one message. Any thread may call this."""
         with self._lock:
             self._append(message)
 
@@ -91,7 +91,7 @@ class MessageFile:
             self._part_written_bytes += written
 
     def _begin_part(self) -> None:
-        """Put the newest part aside and drop the one before it. A disk that has no room for a file leaves all as is."""
+        """Put the newest part aside and drop the one before. A disk without room for a file leaves everything as is."""
         self._parts.append(PART_NAME.format(before=self._count))
         try:
             file = self._open()
@@ -108,7 +108,7 @@ class MessageFile:
 
 
 class MessageReader:
-    """The agent's messages after the first `seen`, through all parts, while it writes more."""
+    """The agent's messages after the first `seen`, through all parts, while the agent writes more."""
 
     def __init__(self, folder: Path, seen: int) -> None:
         self._folder, self._seen = folder, seen
@@ -116,8 +116,8 @@ class MessageReader:
         self._before = -1
 
     def read(self, most_bytes: int) -> bytes:
-        """Return the next bytes, none if there are none yet; `NotKept` stands for deleted messages."""
-        befores = self._befores()  # looked at first: a part that had a successor by then is at its end when it is read
+        """Return the next bytes, none if there are none yet. `NotKept` stands for deleted messages."""
+        befores = self._befores()  # first, as a part that already has a successor is at its end when it is read
         data = (self._file.read(most_bytes) or b"") if self._file else b""
         if data or not befores:
             self._seen += data.count(b"\n")
@@ -131,13 +131,13 @@ class MessageReader:
         return self.read(most_bytes)
 
     def _befores(self) -> list[int]:
-        """Return the number of messages before each part that is kept."""
+        """Return the number of messages before each kept part."""
         prefix, suffix = PART_NAME.split("{before:012}")
         paths = self._folder.glob(f"{prefix}*{suffix}")
         return [int(path.name.removeprefix(prefix).removesuffix(suffix)) for path in paths]
 
     def _open(self, before: int) -> bool:
-        """Go on in that part, behind what was seen of it; not if it has just been dropped."""
+        """Continue in that part, after the messages already seen. Return False if it has just been dropped."""
         try:
             file = open(self._folder / PART_NAME.format(before=before), "rb")  # noqa: SIM115
         except FileNotFoundError:

@@ -1,7 +1,7 @@
 """The files from which NCCL reads settings, and their format. Free of torch.
 
-Source: NCCL 2.29, src/misc/param.cc: NCCL_CONF_FILE, else ~/.nccl.conf; then /etc/nccl.conf. The environment comes
-before all of them.
+Source: NCCL 2.29, src/misc/param.cc: NCCL_CONF_FILE, else ~/.nccl.conf; then /etc/nccl.conf. The environment takes
+precedence over all of them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _SETTING = re.compile(r"^[ \t]*(?:export[ \t]+|setenv[ \t]+)?(NCCL_[A-Z0-9_]+)[=
 
 
 def conf_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the files NCCL reads, the one that takes precedence first."""
+    """Return the files that NCCL reads, highest precedence first."""
     return Path(environ.get("NCCL_CONF_FILE") or "~/.nccl.conf").expanduser(), Path("/etc/nccl.conf")
 
 
 def settings_in(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each NCCL variable set in `file`, also a shell's start-up file; none if missing."""
+    """Yield the name and value of each NCCL variable set in `file`, which may be a shell's start-up file."""
     with contextlib.suppress(OSError):
         for name, value in _SETTING.findall(file.read_text(encoding="utf-8", errors="replace")):
             yield name, value.strip("'\";")

@@ -1,6 +1,6 @@
-"""A rank stays on the CPUs near its GPU, which the plan names: memory it touches first is near the GPU, too.
+"""Keep a rank on the CPUs near its GPU, which the plan names. Memory that it touches first is then near the GPU too.
 
-Not by `torchrun --numa-binding`, which wants numactl on every host and asks CUDA for the GPUs' addresses.
+`torchrun --numa-binding` is not used: it needs numactl on every host and asks CUDA for the GPUs' addresses.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import os
 from collections.abc import Mapping
 
 RANK_CPUS = "HOLMES_RANK_CPUS"
-"""By local rank, joined by `;`, a list of CPUs; empty: stay where the host's owner lets us."""
+"""A list of CPUs for each local rank, joined by `;`. Empty: stay where the host's owner allows."""
 
 
 def stay_near_gpu(environ: Mapping[str, str]) -> frozenset[int]:
-    """Bind this process, and every thread it starts later, to its rank's CPUs; return the CPUs it may use then.
+    """Bind this process, and every thread it starts later, to its rank's CPUs. Return the CPUs it may use then.
 
-    CPUs that it was not allowed before are ignored; if none remain, or this process is no rank, nothing changes.
+    CPUs that it could not use before are ignored. If none remain, or this process is not a rank, nothing changes.
 
     Raises:
-        ValueError: the variable has no list for this rank; names the variable.
+        ValueError: the variable has no list for this rank; the message names the variable.
     """
     allowed = frozenset(os.sched_getaffinity(0))
     lists, local_rank = environ.get(RANK_CPUS), environ.get("LOCAL_RANK")
@@ -34,7 +34,7 @@ def stay_near_gpu(environ: Mapping[str, str]) -> frozenset[int]:
 
 
 def read_cpu_list(text: str) -> frozenset[int]:
-    """The CPUs of a list such as `0-31,64-95`. Raises ValueError naming a part that is no number and no range.
+    """Return the CPUs of a list such as `0-31,64-95`. Raises ValueError naming a part that is not a number or range.
 
     Source: cpuset(7), "List format".
     """
@@ -42,6 +42,6 @@ def read_cpu_list(text: str) -> frozenset[int]:
     for part in filter(None, text.split(",")):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{RANK_CPUS}: {part!r} of {text!r} is no CPU and no range such as 0-31")
+            raise ValueError(f"{RANK_CPUS}: {part!r} of {text!r} is neither a CPU nor a range such as 0-31")
         cpus.update(range(int(first), int(last or first) + 1))
     return frozenset(cpus)

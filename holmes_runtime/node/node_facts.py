@@ -1,6 +1,6 @@
-"""Facts of this node that a launch relies on: software, interfaces, ports, GPUs, limits, NCCL settings.
+"""Facts about this node that a launch relies on: software, interfaces, ports, GPUs, limits, NCCL settings.
 
-Standard library only, and quick: torch is not imported, its version is read from its files.
+Standard library only, and fast: torch is not imported, its version is read from its files.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 1
 _FILES = ("~/.bashrc", "~/.profile", "~/.bash_profile", "~/.zshenv", "/etc/environment")
 _TOOL_TIMEOUT_S = 20.0
-MAX_CHECKPOINTS = 1000  # whose steps are sent
+MAX_CHECKPOINTS = 1000  # limit of checkpoints whose steps are sent
 CACHE = Path(*CACHE_PARTS)  # in the home folder: files sent, and the folders of runs while they last
 
 
 def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
-    """All facts of this node but who has its GPUs; `folder` is the node's own."""
+    """Return all facts about this node except who has its GPUs. `folder` is the node's own."""
     gpus, gpus_failure = _nvidia_smi("--query-gpu=index,uuid,name,driver_version") if config.gpus else ([], None)
     planned = (*config.addresses.values(), config.tunnel and config.tunnel.endpoints[config.node_rank])
     return NodeFacts(
@@ -77,13 +77,13 @@ def read_facts(config: NodeConfig, folder: Path) -> NodeFacts:
 
 
 def _torch_file() -> Path | None:
-    """torch/version.py, None without torch."""
+    """Return the path of torch/version.py, None without torch."""
     spec = importlib.util.find_spec("torch")
     return None if spec is None or spec.origin is None else Path(spec.origin).with_name("version.py")
 
 
 def _of_torch(name: str) -> str | None:
-    """Return the value of that name in torch/version.py; None if it is None or missing."""
+    """Return the value of `name` in torch/version.py; None if it is None or missing."""
     file = _torch_file()
     with contextlib.suppress(OSError):
         text = "" if file is None else file.read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def _of_torch(name: str) -> str | None:
 
 
 def _nccl_version() -> str | None:
-    """Return the version of the installed NCCL package; None where torch brings its own or there is none."""
+    """Return the version of the installed NCCL package; None if torch has its own or there is none."""
     for folder in map(Path, sys.path):
         for found in folder.glob("nvidia_nccl_*.dist-info"):
             return found.stem.split("-")[1]
@@ -101,7 +101,7 @@ def _nccl_version() -> str | None:
 
 
 def _interfaces() -> dict[str, NodeInterface]:
-    """Every interface: whether it is up, and its first IPv4 address."""
+    """Return every interface, if it is up, and its first IPv4 address."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
@@ -130,7 +130,7 @@ def _is_local(address: str) -> bool:
 
 
 def _rdma_ports() -> dict[str, str]:
-    """`mlx5_0:1` -> `ACTIVE`, as the kernel says."""
+    """Return the state of each RDMA port from the kernel: `mlx5_0:1` -> `ACTIVE`."""
     states = {}
     for file in sorted(Path("/sys/class/infiniband").glob("*/ports/*/state")):
         parts = file.parts
@@ -140,12 +140,12 @@ def _rdma_ports() -> dict[str, str]:
 
 
 def _net_plugin_there(value: str) -> bool | None:
-    """Return True if the file exists; None for the ending of a library's name, which NCCL searches for."""
+    """Return True if the file exists; None for the suffix of a library's name, for which NCCL searches."""
     return Path(value).is_file() if value.startswith("/") else None
 
 
 def _gpus(rows: list[list[str]]) -> tuple[NodeGpu, ...]:
-    """Those that have an index; one that fell off the bus has none."""
+    """Return the GPUs that have an index. A GPU that fell off the bus has none."""
     return tuple(NodeGpu(int(row[0]), row[1], row[2]) for row in rows if row[0].isdecimal() and len(row) == 4)
 
 
@@ -157,7 +157,7 @@ def _gpu_processes() -> tuple[NodeGpuProcess, ...] | None:
 
 
 def _nvidia_smi(query: str) -> tuple[list[list[str]] | None, str | None]:
-    """Return the rows of the answer, None if there are none; and its message on a lost GPU, or why it failed."""
+    """Return the rows of the answer (None without one), and its message about a lost GPU, or why it failed."""
     command = ["nvidia-smi", query, "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, check=False)
@@ -182,7 +182,7 @@ def _unreadable(folder: Path, inputs: Sequence[str]) -> tuple[str, ...]:
 
 
 def _wrong_inputs(run_config: Path) -> tuple[str, ...]:
-    """Why the run cannot take what lies on this node; those that are missing have been named."""
+    """Return why the run cannot use the files on this node. Missing files are reported elsewhere."""
     if not run_config.is_file():
         return ()
     from holmes_runtime.node.data_files.check_inputs import wrong_inputs  # imports dataclasses, which is slow
@@ -193,7 +193,7 @@ def _wrong_inputs(run_config: Path) -> tuple[str, ...]:
 
 
 def _available_memory_bytes(meminfo: Path) -> int | None:
-    """Return the memory that processes can still get without swapping, by the kernel's estimate."""
+    """Return the memory that processes can still get without swapping, as estimated by the kernel."""
     with contextlib.suppress(OSError):
         found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
         return int(found[1]) * 1024 if found else None
@@ -223,7 +223,7 @@ def _checkpoint(path: str | None) -> NodeCheckpointFolder | None:
 
 
 def _nccl_settings(environment: Mapping[str, str]) -> tuple[NodeNcclSetting, ...]:
-    """Return the NCCL settings of the agent's environment, of files, and of `environment`, which ranks get too."""
+    """Return the NCCL settings of the agent's environment, of files, and of `environment`, which ranks also get."""
     found = [NodeNcclSetting("the environment", *item) for item in os.environ.items() if item[0].startswith("NCCL_")]
     shells = [*(Path(name).expanduser() for name in _FILES), *sorted(Path("/etc/profile.d").glob("*.sh"))]
     for file in (*conf_files({**os.environ, **environment}), *shells):
@@ -232,7 +232,7 @@ def _nccl_settings(environment: Mapping[str, str]) -> tuple[NodeNcclSetting, ...
 
 
 def oom_kills() -> int:
-    """Processes the kernel has killed for memory since boot, 0 where it does not say."""
+    """Return the number of processes that the kernel has killed for lack of memory since boot, 0 if unknown."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
             if line.startswith("oom_kill "):

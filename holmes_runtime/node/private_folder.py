@@ -1,4 +1,4 @@
-"""Folders of this user that no other user can enter, in places where every user may make some."""
+"""Folders of this user that no other user can enter, in places where every user may create some."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def is_private_folder(folder: Path) -> bool:
-    """Return True if it is a folder of this user, and no link to one, that no other user can enter."""
+    """Return True if it is a folder of this user, not a link, that no other user can enter."""
     try:
         found = folder.lstat()
     except OSError:

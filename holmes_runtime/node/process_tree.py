@@ -1,4 +1,4 @@
-"""Ending everything a process started, by ids the kernel gives. Linux; standard library only."""
+"""End everything that a process started, by ids from the kernel. Linux; standard library only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(NamedTuple):
-    """A process as /proc/PID/stat shows it; `state` "D" waits for a device and cannot be ended, "Z" has ended."""
+    """A process as in /proc/PID/stat. In `state` "D" it waits for a device and cannot be ended; in "Z" it has ended."""
 
     pid: int
     parent: int
@@ -26,7 +26,7 @@ class Process(NamedTuple):
 
 
 def read_process(pid: int) -> Process | None:
-    """The process, None if there is none of that id."""
+    """Return the process with that id, None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -37,14 +37,14 @@ def read_process(pid: int) -> Process | None:
 
 
 def adopt_orphans() -> None:
-    """From now on a descendant whose parent dies becomes our child, so that none is lost from `descendants`."""
+    """Make every descendant whose parent dies a child of this process, so `descendants` loses none."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends; does nothing on other systems.
+    """Ask Linux to kill this process when its parent ends. Do nothing on other systems.
 
-    Raises OSError if the kernel refuses and SystemExit if the parent ended meanwhile.
+    Raises OSError if the kernel refuses, and SystemExit if the parent has already ended.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -55,7 +55,7 @@ def die_with_parent() -> None:
 
 
 def descendants(of: int | None = None) -> list[Process]:
-    """All descendants of process `of` (this one if None) that still run, children before grandchildren."""
+    """Return all running descendants of process `of` (by default this one), children before grandchildren."""
     children: dict[int, list[Process]] = {}
     for entry in Path("/proc").iterdir():
         process = read_process(int(entry.name)) if entry.name.isdecimal() else None
@@ -71,9 +71,9 @@ def descendants(of: int | None = None) -> list[Process]:
 
 
 def end_descendants(grace_s: float) -> list[Process]:
-    """SIGTERM to all descendants, SIGKILL to those that still run after `grace_s` seconds; those that stay.
+    """Send SIGTERM to all descendants, and SIGKILL to those still running after `grace_s`. Return those that remain.
 
-    For a process that adopts orphans: it has descendants as long as it has children, so waiting costs no look at /proc.
+    The process must adopt orphans: it then has children as long as it has descendants, so waiting need not read /proc.
     """
     if _all_have_ended():
         return []
@@ -92,12 +92,12 @@ def end_descendants(grace_s: float) -> list[Process]:
 
 def _signal_all(number: signal.Signals) -> None:
     for process in descendants():
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # root's wireguard-go ends with its interface
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # wireguard-go of root ends with its interface
             os.kill(process.pid, number)
 
 
 def _all_have_ended() -> bool:
-    """Return True if no child is left; takes the exit statuses of those that ended."""
+    """Return True if no child is left. Collects the exit statuses of those that ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -113,7 +113,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def survives(pid: int, number: signal.Signals) -> bool:
-    """Return True if the process blocks, ignores or catches the signal, which would else end it."""
+    """Return True if the process blocks, ignores or catches the signal instead of being ended by it."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:")) and int(line.split()[1], 16) >> (number - 1) & 1:
@@ -122,7 +122,7 @@ def survives(pid: int, number: signal.Signals) -> bool:
 
 
 def local_rank_of(pid: int) -> int | None:
-    """LOCAL_RANK in the environment of the process."""
+    """Return LOCAL_RANK from the environment of the process, None if it has none."""
     with contextlib.suppress(OSError):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if variable.startswith(b"LOCAL_RANK="):

@@ -1,7 +1,7 @@
-"""Carries messages from a node's folder to the controller and its commands back, over standard output and input.
+"""Carries messages from a node's folder to the controller and commands back, through standard output and input.
 
-The agent's first relay starts it; `python -m holmes_runtime.node.relay N` in the folder is a later one, which begins
-after the first N messages. A relay whose controller is gone waits for the agent's end; the agent waits for no relay.
+The agent's first relay starts the agent. `python -m holmes_runtime.node.relay N` in the folder is a later relay, which
+skips the first N messages. A relay whose controller is gone waits for the agent's end. The agent waits for no relay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holmes_runtime.node.mailbox import MessageReader
 from holmes_runtime.node.process_tree import read_process
 
 COMMANDS_PIPE = "commands"
-WAKING_PIPE = "waking"  # where the agent rouses its relay for a message that does not wait
+WAKING_PIPE = "waking"  # through which the agent wakes its relay for an urgent message
 AGENT_FILE = "agent.json"
 POLL_S = 0.1
 MAX_LOOK_S = 1.0
@@ -32,14 +32,14 @@ _MAX_WAITING_BYTES = 1 << 20
 
 
 def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave_alone: bool = False) -> None:
-    """Relay all but the messages that were seen, until the agent has ended and everything is delivered.
+    """Relay all messages except those already seen, until the agent has ended and everything is delivered.
 
-    If `leave_alone`, no longer than until the input ends.
+    If `leave_alone`, stop when the input ends.
     """
     waiting, listening, heard, ended = b"", True, True, False
     messages = MessageReader(folder, messages_seen)
     deadline: float | None = None
-    waking = os.open(folder / WAKING_PIPE, os.O_RDWR | os.O_NONBLOCK)  # a writer of our own: the pipe never ends
+    waking = os.open(folder / WAKING_PIPE, os.O_RDWR | os.O_NONBLOCK)  # with a writer of our own, the pipe never ends
     while True:
         if deadline is None and len(waiting) < _MAX_WAITING_BYTES:
             ended = ended or has_ended()
@@ -55,7 +55,7 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
         takers = [1] if waiting and listening else []
         readable, writable, _ = select.select([waking, 0] if heard else [], takers, [], POLL_S)
         if waking in readable:
-            with contextlib.suppress(BlockingIOError):  # another relay has read it first
+            with contextlib.suppress(BlockingIOError):  # another relay read it first
                 os.read(waking, _MAX_WAITING_BYTES)
         if 0 in readable:
             heard = _pass_on(folder)
@@ -67,16 +67,16 @@ def relay(folder: Path, messages_seen: int, has_ended: Callable[[], bool], leave
 
 
 class AgentAsChild:
-    """The agent as its first relay sees it, whose child it is."""
+    """The agent as seen by its first relay, whose child it is."""
 
     def __init__(self, pid: int, folder: Path, most_stopped_s: float) -> None:
         self._pid, self._folder, self._most_stopped_s = pid, folder, most_stopped_s
         self._stopped_s, self._looked_s = 0.0, time.monotonic()
 
     def has_ended(self) -> bool:
-        """Return True if the agent has ended, and remove its tunnel then; takes the exit statuses of all orphans.
+        """Return True if the agent has ended, and remove its tunnel then. Collects the exit statuses of all orphans.
 
-        An agent that a signal stopped is ended once it was silent for long: its ranks must not outlive the run.
+        An agent stopped by a signal is ended after a long silence: its ranks must not outlive the run.
         """
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
@@ -88,7 +88,7 @@ class AgentAsChild:
         return True
 
     def _end_if_stopped(self) -> None:
-        """A look counts for a second at most: this process may have been stopped along with the agent."""
+        """Count a check as at most one second, as this process may have been stopped along with the agent."""
         now_s = time.monotonic()
         since_s, self._looked_s = min(now_s - self._looked_s, MAX_LOOK_S), now_s
         process = read_process(self._pid)
@@ -98,7 +98,7 @@ class AgentAsChild:
 
 
 def rouse(folder: Path) -> None:
-    """Have the relay look for messages now. Where there is none to hear it, nothing happens."""
+    """Have the relay look for messages now. If no relay runs, do nothing."""
     with contextlib.suppress(OSError):
         pipe = os.open(folder / WAKING_PIPE, os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, b"\n")
@@ -106,7 +106,7 @@ def rouse(folder: Path) -> None:
 
 
 def _pass_on(folder: Path) -> bool:
-    """Hand on what the controller sent; False at the end of the input."""
+    """Pass on what the controller sent. Return False at the end of the input."""
     data = os.read(0, 65536)
     if data:
         with contextlib.suppress(OSError):  # the agent has ended
@@ -117,14 +117,14 @@ def _pass_on(folder: Path) -> bool:
 
 
 def _write_all(pipe: int, data: bytes) -> None:
-    """Write as fast as the agent reads; drop the rest once it reads nothing for PATIENCE_S."""
+    """Write as fast as the agent reads. Drop the rest once it has read nothing for PATIENCE_S."""
     while data and select.select([], [pipe], [], PATIENCE_S)[1]:
         with contextlib.suppress(BlockingIOError):
             data = data[os.write(pipe, data) :]
 
 
 def _write(data: bytes) -> tuple[bytes, bool]:
-    """Write as much as a pipe takes without blocking; return the rest, and True if the pipe has a reader."""
+    """Write as much as a pipe takes without blocking. Return the rest, and True if the pipe has a reader."""
     try:
         return data[os.write(1, data[: select.PIPE_BUF]) :], True
     except OSError:
@@ -132,7 +132,7 @@ def _write(data: bytes) -> tuple[bytes, bool]:
 
 
 def _lock_is_free(folder: Path) -> bool:
-    """Return True if the agent has ended: it holds its lock while it lives and removes the folder at its end."""
+    """Return True if the agent has ended: it holds its lock while it lives, and removes the folder at its end."""
     try:
         with open(folder / AGENT_LOCK_FILE, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -144,7 +144,7 @@ def _lock_is_free(folder: Path) -> bool:
 
 
 def _has_ended(folder: Path) -> bool:
-    """Return True if the agent has ended; then remove its tunnel, which an ended first relay may have left."""
+    """Return True if the agent has ended. Then remove its tunnel, which a first relay that ended may have left."""
     if not _lock_is_free(folder):
         return False
     take_down(folder)
@@ -152,7 +152,7 @@ def _has_ended(folder: Path) -> bool:
 
 
 def main() -> int:
-    """Relay in the folder this is started in; exit code NO_FOLDER when it is no node's folder any more."""
+    """Relay in the current folder. Return NO_FOLDER as the exit code if it is no longer a node's folder."""
     folder = Path.cwd()
     if not (folder / AGENT_LOCK_FILE).exists():
         return NO_FOLDER

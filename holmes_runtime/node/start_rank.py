@@ -1,7 +1,7 @@
-"""`python -m holmes_runtime.node.start_rank` in a folder that `holmes emit` wrote: becomes one rank of the plan.
+"""`python -m holmes_runtime.node.start_rank` in a folder written by `holmes emit`: becomes one rank of the plan.
 
-The rank follows from HOLMES_HOST and LOCAL_RANK by the folder's table of ranks, independent of the starter's own
-numbering. Its variables and secrets are files of the folder; its output goes to `out` there.
+The rank follows from HOLMES_HOST and LOCAL_RANK through the folder's table of ranks, whatever numbering the starter
+uses. Its variables and secrets are files of the folder. Its output goes to `out` there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST_ATTEMPT = {"HOLMES_ATTEMPT": "0", "HOLMES_ATTEMPT_REASON": "the first star
 
 
 class Place(NamedTuple):
-    """A row of the table: the rank and its node, and the number of ranks on its host and in all."""
+    """A row of the table: the rank and its node, the number of ranks on its host, and the number of all ranks."""
 
     rank: int
     node: int
@@ -35,13 +35,13 @@ class Place(NamedTuple):
 
 
 def find_place(table: str, host: str, local_rank: str) -> Place:
-    """The row of (host, local rank). Raises ValueError where the plan has none, saying which of the host it has."""
+    """Return the row of (host, local rank). Raises ValueError naming the host's ranks if the plan has no such row."""
     rows = [line.split() for line in table.split("\n") if line and not line.startswith("#")]
     here = [row for row in rows if row[1] == host]
     for rank, _, local, node, *_ in here:
         if local == local_rank:
             return Place(int(rank), int(node), len(here), len(rows))
-    known = f"there it has {', '.join(row[2] for row in here) or 'none'}"
+    known = f"it has there {', '.join(row[2] for row in here) or 'none'}"
     raise ValueError(f"host {host}, local rank {local_rank!r}: not in the plan, {known}; start ranks as it was emitted")
 
 
@@ -49,7 +49,7 @@ def rank_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]
     """Return the environment of the rank. Raises ValueError naming a variable that is missing or fits no rank."""
     for name in ("HOLMES_HOST", "LOCAL_RANK"):
         if not environ.get(name):
-            raise ValueError(f"{name} is not set: start ranks by start-rank.sh, with srun, mpirun or torchrun")
+            raise ValueError(f"{name} is not set: start ranks with start-rank.sh, with srun, mpirun or torchrun")
     place = find_place(_read(folder / RANK_TABLE), environ["HOLMES_HOST"], environ["LOCAL_RANK"])
     lines = _read(folder / f"node-{place.node}.env").split("\n")
     planned = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
@@ -71,7 +71,7 @@ def _read(file: Path) -> str:
 
 
 def main() -> None:
-    """Never returns."""
+    """Become the rank. Never returns."""
     folder = Path.cwd()
     try:
         environment = rank_environment(folder, os.environ)

@@ -1,4 +1,4 @@
-"""The start of torchrun by the agent: its arguments, its environment, and the path to the store."""
+"""Starting torchrun from the agent: its arguments, its environment, and the path to the store."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from holmes_runtime.node.process_tree import die_with_parent
 
 TEMPORARY_LINK = "tmp"
 FAILURES_FILE = "failures.jsonl"
-# What runs on GPUs get unless the plan or job.yaml set it. By torch 2.13: the recorder keeps as many operations
-# (FlightRecorder.hpp), and no word is lost on messages of one group being sent in order, as they are meant to.
+# Defaults on GPUs unless the plan or job.yaml sets them. For torch 2.13: the recorder keeps this many operations
+# (FlightRecorder.hpp), and torch does not warn that messages of one group are sent in order, as they should be.
 ON_GPUS = {
     "TORCH_FR_BUFFER_SIZE": "20000",
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
@@ -38,9 +38,9 @@ TORCHRUN_LOG = "torchrun.log"
 def start_torchrun(
     config: NodeConfig, folder: Path, gate: StoreGate, meeting: RendezvousGate | None, key: bytes
 ) -> subprocess.Popen[bytes]:
-    """The process. It and the ranks reach the store through `gate`; on node 0 it serves the store there.
+    """Start torchrun and return its process. It and the ranks reach the store through `gate`; node 0 serves the store.
 
-    Ranks of an island reach the others' through `meeting`; all have `key` in common. Ranks' output goes to
+    Ranks of an island reach the others' through `meeting`; all have `key` in common. The ranks' output goes to
     logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log in the node's `folder`.
     """
     (folder / "logs").mkdir()
@@ -73,14 +73,14 @@ def start_torchrun(
 
 
 def rank_words(folder: Path) -> tuple[str, ...]:
-    """Return the words behind `python` by which a rank starts, of the bundled runtime or of a trainer's command."""
+    """Return the words after `python` that start a rank, of the bundled runtime or of a trainer's command."""
     if (folder / TRAINER_FILE).exists():
         return "-m", "holmes_runtime.node.start_trainer"
     return "-m", "holmes_runtime.node.lean_start", "holmes_runtime.train", str(folder / "run_config.json")
 
 
 def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
-    """Ours, then the plan's and the user's, then secrets, then what torchrun and the ranks have to know."""
+    """Return our variables, then the plan's and the user's, then secrets, then those that torchrun and ranks need."""
     environment = {**os.environ, **config.environment, "PYTHONUNBUFFERED": "1"}
     for name in config.secrets:
         environment[name] = (folder / f"secret-{name}").read_text(encoding="utf-8").rstrip("\n")
@@ -97,12 +97,12 @@ def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
 
 
 def gpu_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return `environment` with the defaults of ranks on GPUs; NCCL's log goes to `folder`."""
+    """Return `environment` with the defaults for ranks on GPUs. NCCL's log goes to `folder`."""
     return {**ON_GPUS, **_nccl_log(environment, folder), **environment}
 
 
 def _nccl_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return variables that make NCCL log its setup, one file per process; none if the user has set its log."""
+    """Return variables that make NCCL log its setup, one file per process; none if the user configured the log."""
     if any(name.startswith("NCCL_DEBUG") for name in environment):
         return {}
     return {
@@ -113,7 +113,7 @@ def _nccl_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 def _make_temporary_folder(folder: Path) -> str:
-    """Make the folder of torch's temporary files, and a link to it for removal. Short, as socket names must be."""
+    """Create the folder for torch's temporary files, and a link to it for removal. Socket names need a short path."""
     temporary = tempfile.mkdtemp(prefix="holmes-")
     (folder / TEMPORARY_LINK).symlink_to(temporary)
     return temporary

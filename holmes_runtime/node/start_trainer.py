@@ -1,9 +1,9 @@
 """`python -m holmes_runtime.node.start_trainer`: becomes the trainer's command as one rank of the plan.
 
-Started by torchrun, which numbers ranks host by host. A trainer computes its groups from its rank, so the command gets
-the plan's number, which follows from host and local rank. It runs in its own folder, not in the one that was sent:
-that is in a cache, where files it writes would be lost. The hook of `holmes_runtime/hook` is first on its path of
-modules; `python` is the one that runs this module.
+torchrun starts it and numbers ranks host by host. A trainer computes its groups from its rank, so the command gets the
+plan's number, which follows from host and local rank. It runs in its own folder and not in the one that was sent: that
+is in a cache, where files it writes would be lost. The hook of `holmes_runtime/hook` is first on its module path.
+`python` in the command is the one that runs this module.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from holmes_runtime.config.trainer_config import HOOK_FOLDER, TrainerConfig, rea
 from holmes_runtime.node.near_cpus import stay_near_gpu
 from holmes_runtime.node.process_tree import die_with_parent
 
-NOT_RUN = 127  # as of shells
-OURS = (KEY_VARIABLE, "HOLMES_LISTENER", "HOLMES_FAILURES_FILE")  # of torchrun and its agent
+NOT_RUN = 127  # as in shells
+OURS = (KEY_VARIABLE, "HOLMES_LISTENER", "HOLMES_FAILURES_FILE")  # for torchrun and its agent
 
 
 def trainer_environment(config: TrainerConfig, environ: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -41,13 +41,13 @@ def _joined(first: str, rest: str | None) -> str:
 
 
 def command_words(config: TrainerConfig, folder: Path) -> list[str]:
-    """Return the words of the command; one that names a file that was sent becomes its path."""
+    """Return the words of the command. A word that names a file that was sent becomes the path of the file."""
     code = folder / CODE_FOLDER
     return [str(code / word) if word and (code / word).is_file() else word for word in config.command]
 
 
 def main() -> None:
-    """Never returns."""
+    """Become the command. Never returns."""
     die_with_parent()
     stay_near_gpu(os.environ)
     file = Path(os.environ[TRAINER_VARIABLE])

@@ -14,10 +14,10 @@ _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01  # FALLOC_FL_* of linux/falloc.h
 
 
 class Tail:
-    """New lines of a growing file; a last line without its end waits until it has one, or until `rest`.
+    """New lines of a growing file. A last line without an end waits until it has one, or until `rest`.
 
-    A file that its writer has put aside as `NAME.1`, to begin a new one, is read to its end first. Of what was read no
-    more than `most_kept_bytes` stay on the disk, where the file system can free a file's start: not on NFS before 4.2.
+    If the writer moved the file to `NAME.1` to begin a new one, the old file is first read to its end. If the file
+    system can free the start of a file (not NFS before 4.2), at most `most_kept_bytes` of what was read stay on disk.
     """
 
     def __init__(self, path: Path, most_kept_bytes: int = MAX_KEPT_BYTES) -> None:
@@ -28,7 +28,7 @@ class Tail:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """Whole lines that have come since the last time; none of a file that is not there yet."""
+        """Yield whole lines that have arrived since the last call; none for a file that does not exist yet."""
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             found = os.fstat(file.fileno())
             if self._inode not in (None, found.st_ino):
@@ -43,14 +43,14 @@ class Tail:
                 self._free()
 
     def rest(self) -> Iterator[str]:
-        """The same, and a last line that has no end."""
+        """Yield the same, and a last line that has no end."""
         yield from self.lines()
         if self._rest:
             yield self._rest.decode(errors="replace")
             self._rest = b""
 
     def _split(self, new: bytes) -> Iterator[str]:
-        """The whole lines; one that is longer than a chunk comes in parts."""
+        """Yield the whole lines. A line longer than a chunk comes in parts."""
         *whole, self._rest = (self._rest + new).split(b"\n")
         if len(self._rest) > CHUNK_BYTES:
             whole, self._rest = [*whole, self._rest], b""
@@ -58,7 +58,7 @@ class Tail:
             yield line.decode(errors="replace")
 
     def _put_aside(self) -> bytes:
-        """Return the unread rest of the file before this one, which is read from its start."""
+        """Return the unread rest of the previous file. The current file is read from its start."""
         offset, self._offset, self._freed = self._offset, 0, 0
         with contextlib.suppress(FileNotFoundError), open(f"{self._path}.1", "rb") as file:
             file.seek(offset)
@@ -66,7 +66,7 @@ class Tail:
         return b""
 
     def _free(self) -> None:
-        """Give back the room of what was read; its writer goes on at the end."""
+        """Free the space of what was read. The writer continues at the end of the file."""
         self._freed = self._offset
         with contextlib.suppress(OSError), open(self._path, "r+b") as file:
             start, length = ctypes.c_int64(0), ctypes.c_int64(self._offset)

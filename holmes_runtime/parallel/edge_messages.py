@@ -1,4 +1,4 @@
-"""The messages of one rank on the edges of its pipeline, each packed by its edge's codec."""
+"""The messages of one rank on the edges of its pipeline, each packed with the codec of its edge."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Receiving:
     count: Callable[[Tensor], None] | None = None  # counts the arrived bytes in the digest of the edge
 
     def wait(self) -> None:
-        """Wait until it has arrived; called once."""
+        """Wait until the message has arrived. Call this once."""
         self.transfer.wait()
         if self.count is not None:
             self.count(self.transfer.tensor)
@@ -47,28 +47,27 @@ class Receiving:
         return unpack(self.transfer.tensor, self.codec, self.shape, self.dtype)
 
 
-POSTED_AHEAD = 2  # receives beyond the micro-batches that a schedule has more in flight than 1F1B
+POSTED_AHEAD = 2  # receives beyond the extra micro-batches that a schedule has in flight over 1F1B
 
 
 class EdgeMessages:
     """Sends and receives of one rank.
 
-    Gloo sends a message once the other end has signalled that it is ready to receive it, which takes as long as a
-    message is under way. So receives are posted ahead, as many as senders may be ahead, and latency is paid once per
-    message.
+    Gloo sends a message once the other end has signalled that it is ready to receive it. The signal takes as long as a
+    message. Receives are therefore posted ahead, as many as senders may be ahead, and latency is paid once per message.
     """
 
     def __init__(self, config: RunConfig, me: Rank, groups: RankGroups, device: torch.device) -> None:
         self._me, self._groups, self._device = me, groups, device
         self._before, self._after = config.grid.edge_before(me), config.grid.edge_after(me)
         self._first_microbatch = sum(config.microbatches[: me.dp_rank])
-        self.step = 0  # of the messages, or the batch of an evaluation
+        self.step = 0  # step of the messages, or the batch of an evaluation
         self._left: dict[Direction, int] = {}
         self._posted: dict[Direction, deque[Receiving]] = {direction: deque() for direction in Direction}
         self.follow(config)
 
     def follow(self, config: RunConfig) -> None:
-        """Use the codecs of `config` from now on. Called between steps, on all ranks between the same two."""
+        """Use the codecs of `config` from now on. All ranks call this between the same two steps."""
         self._config = config
         self._ahead = POSTED_AHEAD + max(config.extra_in_flight, default=0)
         self._forward_in = config.codec_of("pp_forward", self._before)
@@ -77,15 +76,15 @@ class EdgeMessages:
         self._backward_out = config.codec_of("pp_backward", self._before)
 
     def begin(self, step: int, receives: Mapping[Direction, int]) -> None:
-        """Post the first of the `receives`, the number of messages by direction. `step`: the run's, or the batch of an
-        evaluation.
+        """Post the first of the `receives`, the number of messages by direction. `step` is that of the run, or the
+        batch of an evaluation.
         """
         self.step, self._left = step, dict(receives)
         for direction in receives:
             self._post(direction, 0)
 
     def send(self, direction: Direction, stage: int, microbatch: int, values: Tensor) -> Transfer:
-        """Start to send the result of `stage` for this replica's `microbatch`; gradients go back, all else forward."""
+        """Start to send the result of `stage` for this replica's `microbatch`. Gradients go back, all else forward."""
         is_gradient = direction is Direction.BACKWARD
         name = MessageName(
             seed=self._config.seed,
@@ -107,12 +106,12 @@ class EdgeMessages:
             return start_send(packed, to, group)
 
     def receive(self, direction: Direction) -> Receiving:
-        """Return the receive of the next message of this direction, under way."""
+        """Return the receive of the next message in this direction, already under way."""
         self._post(direction, 1)
         return self._posted[direction].popleft()
 
     def _post(self, direction: Direction, least: int) -> None:
-        """Start at least `least` receives, and as many as are posted ahead; NCCL's would hold up the GPU."""
+        """Start at least `least` receives, and as many as may be posted ahead. NCCL's would block the GPU."""
         posted = self._posted[direction]
         if not self._left[direction]:
             return
@@ -135,7 +134,7 @@ class EdgeMessages:
         return Receiving(transfer, codec, self._config.message_shape, DTYPES[self._config.value_type], count)
 
     def _other_end(self, edge: tuple[int, int] | None) -> int:
-        """Return the other end of this rank's edge, as a rank of the edge's group. Groups are in the order of ranks."""
+        """Return the other end of this rank's edge, as a rank of the edge's group. Groups are in rank order."""
         assert edge is not None, f"rank {self._me.rank} has no such edge"
         other = edge[1] if edge[0] == self._me.rank else edge[0]
         return int(other > self._me.rank)

@@ -1,4 +1,4 @@
-"""Flat memory in which parameters travel together: weights, gradients, and this rank's part of the states."""
+"""Flat memory in which parameters are sent together: weights, gradients, and this rank's part of the states."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from holmes_runtime.config.model_shape import bucket_bytes
 from holmes_runtime.model.tensor_part import TensorPart
 from holmes_runtime.parallel.host_states import HostMemory, HostPart
 
-# Parts of buckets start at multiples of it: the bytes that NCCL and fused kernels load at once, and a cache line.
+# Parts of buckets start at multiples of this: the bytes that NCCL and fused kernels load at once, and a cache line.
 PART_BYTES = 128
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The piece of one parameter whose optimizer state is on this rank: all that a checkpoint needs to know.
+    """The piece of one parameter whose optimizer state is on this rank, with all that a checkpoint needs to know.
 
-    `part` is this tensor shard's part of the whole parameter; flattened, row by row, this rank holds numbers [start,
-    stop) of that part. master (the weights), exp_avg, exp_avg_sq (AdamW's moments) and gradient (the sum of the last
+    `part` is this tensor shard's part of the whole parameter. Of that part, flattened row by row, this rank holds
+    numbers [start, stop). master (the weights), exp_avg, exp_avg_sq (AdamW's moments) and gradient (the sum of the last
     step) are fp32 (stop - start,): views, to be read and loaded in place. The first three may be in host memory;
-    `state_gradient` is the gradient in the same memory, else `gradient` itself. If it `is_copy`, the first stage has
-    the same, and it counts there.
+    `state_gradient` is the gradient in the same memory, or else `gradient` itself. If it `is_copy`, the first stage
+    has the same piece, and it counts there.
     """
 
     name: str
@@ -42,13 +42,14 @@ class Shard:
 
 @dataclass
 class Bucket:
-    """Parameters that travel together. gradients: fp32 (elements,), weights: (elements,); parameters are views of both.
+    """Parameters that are sent together. gradients: fp32 (elements,), weights: (elements,); parameters are views of
+    both.
 
     Elements are padded to dp parts of whole PART_BYTES; `own` is this rank's part. master, exp_avg, exp_avg_sq and
-    gradient are fp32 (elements / dp,); in fp32 master is a view of weights. With a `host` part the first three are in
-    host memory. The gradients of a bucket `partial_over_tp` are to be added up over tensor shards too. `awaited` counts
-    the gradients of micro-batches that are still to come. If it `has_experts`, its dp are the ranks with the same
-    experts alone; `reduced` and `gathering` wait for operations under way.
+    gradient are fp32 (elements / dp,); in fp32, master is a view of weights. With a `host` part the first three are in
+    host memory. If it is `partial_over_tp`, its gradients must also be summed over tensor shards. `awaited` counts the
+    gradients of micro-batches that are still to come. If it `has_experts`, dp counts only ranks with the same experts.
+    `reduced` and `gathering` wait for operations under way.
     """
 
     names: list[str]
@@ -68,12 +69,12 @@ class Bucket:
     gathering: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     def await_state_gradient(self) -> None:
-        """Wait until this rank's gradient is in the memory of its states."""
+        """Wait until this rank's gradient is in the same memory as its states."""
         if self.host is not None:
             self.host.wait()
 
     def shards(self, parts: Mapping[str, TensorPart], copied: str | None = None) -> Iterator[Shard]:
-        """Yield the shard of each parameter whose states this rank has; `parts` by the parameters' names.
+        """Yield the shard of each parameter whose states this rank has. `parts` are by parameter name.
 
         The parameter `copied` is a copy of the first stage's.
         """
@@ -91,7 +92,7 @@ class Bucket:
 
 
 class ExpertBuckets(NamedTuple):
-    """The parameters `names` of experts; `dp` ranks have the same, and this one updates the part at `position`."""
+    """The expert parameters `names`. `dp` ranks have the same ones, and this rank updates the part at `position`."""
 
     names: Container[str]
     dp: int
@@ -111,14 +112,14 @@ def make_buckets(
     memory: HostMemory | None = None,
     experts: ExpertBuckets = NO_EXPERTS,
 ) -> list[Bucket]:
-    """Return all buckets of a rank, in the order in which they leave: a backward makes the last gradients first.
+    """Return all buckets of a rank, in the order in which they are sent: a backward makes the last gradients first.
 
-    `stages` have, layer by layer, the parameters by name. The buckets of two stages are apart: one's backward is over
-    long before the other's. The parameters of `partial`, whole on every tensor shard, have seen a stretch of the
-    sequence only; in buckets of their own, after the others, they are added up over shards as well. The parameter
-    `alone` has a bucket to itself. This rank's part of the `dp` parts of a bucket is at `position`. A bucket is full at
-    `full_bytes` of gradients, by default at a size that suits the model. With `memory` the states are there. The
-    parameters of `experts` have buckets of their own between the others, each where its last gradient comes.
+    `stages` have the parameters by name, layer by layer. Two stages never share a bucket, as one's backward is over
+    long before the other's. The parameters of `partial`, which are whole on every tensor shard, have seen only part of
+    the sequence. They have their own buckets after the others and are also summed over shards. The parameter `alone`
+    has a bucket to itself. Of the `dp` parts of a bucket, this rank's is at `position`. A bucket is full at
+    `full_bytes` of gradients, by default at a size that suits the model. With `memory`, the states are there. The
+    parameters of `experts` have their own buckets between the others, each placed by its last gradient.
     """
     numbers = sum(parameter.numel() for layers in stages for named in layers for parameter in named.values())
     full_bytes = full_bytes or bucket_bytes(numbers)
@@ -147,7 +148,7 @@ def make_bucket(
     memory: HostMemory | None = None,
     has_experts: bool = False,
 ) -> Bucket:
-    """Return a bucket that holds the weights of the parameters, and whose gradients are their `.grad`."""
+    """Return a bucket that holds the weights of the parameters, with its gradients as their `.grad`."""
     parameters = list(named.values())
     sizes = [parameter.numel() for parameter in parameters]
     whole = PART_BYTES // parameters[0].element_size()
@@ -160,11 +161,11 @@ def make_bucket(
         flat = slice(first, first + size)
         weights[flat] = parameter.detach().flatten()
         parameter.data = weights[flat].view_as(parameter)
-        parameter.grad_dtype = None  # any: autograd adds a 16-bit gradient as it comes, in one pass without a copy
+        parameter.grad_dtype = None  # any: autograd then adds a 16-bit gradient directly, in one pass without a copy
         parameter.grad = gradients[flat].view_as(parameter)
         first += size
     host = HostPart(weights[own], memory) if memory is not None else None
-    master = weights[own].float() if host is None else host.master  # in fp32 no copy
+    master = weights[own].float() if host is None else host.master  # not a copy in fp32
     return Bucket(
         list(named),
         parameters,
@@ -184,7 +185,7 @@ def make_bucket(
 def _cut(
     layers: Sequence[Mapping[str, nn.Parameter]], full_bytes: int, alone: str | None
 ) -> list[dict[str, nn.Parameter]]:
-    """Return the parameters in order, cut at `full_bytes`, at a layer's end at half of them, and around `alone`."""
+    """Return the parameters in order, cut at `full_bytes`, at a layer's end at half of that, and around `alone`."""
     cut: list[dict[str, nn.Parameter]] = []
     size = full_bytes
     for named in layers:

@@ -1,7 +1,7 @@
-"""Optimizer states in host memory: the transfers between them and the device, in pinned memory.
+"""Optimizer states in host memory, and their transfers to and from the device through pinned memory.
 
-A gradient leaves on a stream of its own while others are still being reduced; new weights leave while AdamW updates the
-next bucket. On CPUs host memory is the device's, and copies are done when they return.
+A gradient is copied on its own stream while others are still being reduced. New weights are copied while AdamW updates
+the next bucket. On CPUs, host memory is the device's memory, and copies are complete when they return.
 Source: Ren et al., ZeRO-Offload, 2021.
 """
 
@@ -14,11 +14,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-PORTABLE = 1  # cudaHostRegisterPortable: pinned for all of the process
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for the whole process
 
 
 def host_memory(size_bytes: int, pinned: bool) -> mmap.mmap:
-    """Return memory, pinned by registration: torch's allocator of pinned memory would round up to a power of two."""
+    """Return memory, pinned by registration. torch's pinned allocator would round its size up to a power of two."""
     memory = mmap.mmap(-1, max(1, size_bytes))
     if pinned:
         address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
@@ -30,7 +30,7 @@ def host_memory(size_bytes: int, pinned: bool) -> mmap.mmap:
 
 
 class HostMemory:
-    """Host memory for `device`, and the stream on which gradients leave for it; none on CPUs."""
+    """Host memory for `device`, and the stream on which gradients are copied to it (none on CPUs)."""
 
     def __init__(self, device: torch.device) -> None:
         self.is_gpu = device.type == "cuda"
@@ -40,13 +40,13 @@ class HostMemory:
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Return host memory (elements,), pinned where a GPU copies to it or from it."""
+        """Return host memory (elements,), pinned if a GPU copies to or from it."""
         return torch.frombuffer(host_memory(elements * dtype.itemsize, self.is_gpu), dtype=dtype, count=elements)
 
     def start(self, source: Tensor, target: Tensor) -> Callable[[], None]:
         """Start to copy `source` to `target` in host memory, after all work queued on the device.
 
-        The result waits for it; until then `source` must not be written to.
+        The result waits for the copy. Until then, `source` must not be written to.
         """
         if not self.is_gpu:
             target.copy_(source)
@@ -61,11 +61,11 @@ class HostMemory:
 class HostPart:
     """This rank's part of one bucket in host memory.
 
-    master and gradient: fp32 (elements / dp,); weights: (elements / dp,) as the device has them, in fp32 the master.
+    master and gradient: fp32 (elements / dp,); weights: (elements / dp,) as on the device; in fp32 they are the master.
     """
 
     def __init__(self, weights: Tensor, memory: HostMemory) -> None:
-        """weights: (elements / dp,), this rank's on the device."""
+        """`weights` (elements / dp,) are this rank's on the device."""
         self._memory = memory
         self._arrival: Callable[[], None] | None = None
         self.master = memory.empty(len(weights), torch.float32).copy_(weights)
@@ -78,7 +78,7 @@ class HostPart:
         self._arrival = self._memory.start(gradient, self.gradient)
 
     def wait(self) -> None:
-        """Wait until the gradient is here, if it is on its way."""
+        """Wait until the gradient has arrived, if it is under way."""
         if self._arrival is not None:
             self._arrival()
             self._arrival = None

@@ -1,7 +1,7 @@
-"""The weights of one layer sharded over the replicas of a cluster: kept in parts, whole only while the layer runs.
+"""The weights of a layer, sharded over the replicas of a cluster: kept in parts, whole only while the layer runs.
 
-Parameters are views of flat memory whose storage comes and goes under them, as do the views that autograd saved of
-them: weights gathered for a backward are where the forward had them.
+Parameters are views of flat memory whose storage is allocated and released under them. The views that autograd saved
+are too, so weights gathered for a backward are where the forward had them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from holmes_runtime.parallel.gradient_buckets import Bucket
 
 
 class ShardedBucket:
-    """A bucket with one part of the weights and one of the gradient sums on this rank.
+    """A bucket with one part of the weights and one part of the gradient sums on this rank.
 
-    kept: (elements / n,) in the precision of the weights, summed: fp32 (elements / n,); n is the size of `groups.dp`,
-    whose ranks hold all parts together. Over `groups.dp_across`, if any, as many ranks hold the same part, and share
-    its optimizer states once more. The bucket's own whole memory has no storage until it is asked for.
+    kept: (elements / n,) in the precision of the weights; summed: fp32 (elements / n,). n is the size of `groups.dp`,
+    whose ranks together hold all parts. The ranks of `groups.dp_across`, if any, hold the same part and in turn share
+    its optimizer states. The bucket's own whole memory has no storage until it is requested.
     """
 
     def __init__(self, bucket: Bucket, groups: RankGroups) -> None:
@@ -37,7 +37,7 @@ class ShardedBucket:
         self.kept = bucket.weights[self._own].clone()
         size = bucket.gradient.numel()
         first = (across.rank() if across is not None else 0) * size
-        self._updated = self.kept[first : first + size]  # the part that this rank's masters become
+        self._updated = self.kept[first : first + size]  # the part that this rank's masters update
         if self.kept.dtype == torch.float32:
             bucket.master = self._updated
         self.summed = bucket.gradient if across is None else torch.zeros_like(bucket.gradients[self._own])
@@ -47,20 +47,20 @@ class ShardedBucket:
         _drop(bucket.gradients)
 
     def publish(self) -> None:
-        """Copy the masters to the kept weights, and start to gather them across."""
+        """Copy the masters to the kept weights, and start to gather them across clusters."""
         if self._updated.data_ptr() != self.bucket.master.data_ptr():
             self._updated.copy_(self.bucket.master)
         if self._across is not None:
             self._refreshing = self._groups.counted(start_all_gather(self.kept, self._across), "dp_across")
 
     def refresh(self) -> None:
-        """Wait until all kept weights are there."""
+        """Wait until all kept weights have arrived."""
         if self._refreshing is not None:
             self._refreshing()
             self._refreshing = None
 
     def start_gather(self) -> Pending:
-        """Start to gather the whole weights."""
+        """Start to gather the whole weights. The result waits for them."""
         self.refresh()
         weights = self.bucket.weights
         weights.untyped_storage().resize_(self._whole_bytes[0])
@@ -77,13 +77,13 @@ class ShardedBucket:
         self.bucket.gradients.zero_()
 
     def start_reduce(self) -> None:
-        """Start to add the gradients of one micro-batch up over the cluster."""
+        """Start to sum the gradients of one micro-batch over the cluster."""
         self._reducing = start_reduce_scatter(self.bucket.gradients, self._inside, self._groups.messages_of("dp"))
 
     def land(self, is_last: bool, tp: ProcessGroup | None = None) -> None:
-        """Wait for that, if it was started, and release the gradients.
+        """Wait for that sum, if it was started, and release the gradients.
 
-        After the last micro-batch, add a partial bucket up over `tp`, and start to add this rank's part up across.
+        After the last micro-batch, sum a partial bucket over `tp`, and start to sum this rank's part across clusters.
         """
         if self._reducing is None:
             return
@@ -98,9 +98,9 @@ class ShardedBucket:
 
 
 class Layer:
-    """The buckets of one layer, gathered together; a backward has `unfinished` ones.
+    """The buckets of one layer, which are gathered together. `unfinished` ones still wait for gradients in a backward.
 
-    `needs_weights_again`: True if its backward needs the weights.
+    `needs_weights_again`: its backward needs the weights too.
     """
 
     def __init__(self, index: int, buckets: Sequence[ShardedBucket], needs_weights_again: bool) -> None:
@@ -115,13 +115,13 @@ class Layer:
         return self.unfinished > 0
 
     def fetch(self) -> None:
-        """Start to gather the weights, unless they are here or on their way."""
+        """Start to gather the weights, unless they are here or under way."""
         if not self._is_here:
             self._is_here = True
             self._arriving = [bucket.start_gather() for bucket in self.buckets]
 
     def wait(self) -> None:
-        """Wait for the weights that are on their way."""
+        """Wait for weights that are under way."""
         for pending in self._arriving:
             pending()
         self._arriving = []
@@ -134,7 +134,7 @@ class Layer:
             bucket.drop_weights()
 
     def publish(self) -> None:
-        """Publish the masters as weights, and release the outdated ones here."""
+        """Publish the masters as weights, and release the outdated weights here."""
         self.release()
         for bucket in self.buckets:
             bucket.publish()
@@ -149,7 +149,7 @@ class Layer:
 class UseOrder:
     """The order in which layers are used, so that the next one can be gathered before it is needed.
 
-    A step uses them as the step before did; elsewhere, in an evaluation, they come one after the other.
+    A step uses them in the order of the step before. Elsewhere, as in an evaluation, layers follow one another.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -167,16 +167,16 @@ class UseOrder:
         self._seen = []
 
     def end_step(self) -> None:
-        """Take the recorded order for the next step."""
+        """Keep the recorded order for the next step."""
         self._known, self._seen = self._seen or [], None
 
     def used(self, layer: int) -> None:
-        """Note that `layer` is used now."""
+        """Record that `layer` is used now."""
         if self._seen is not None:
             self._seen.append(layer)
 
     def after(self, layer: int) -> int | None:
-        """Return the layer that is used after `layer`, which is used now; None if that is not known."""
+        """Return the layer that is used after `layer`, the current one; None if unknown."""
         if self._seen is None:
             return layer + 1 if layer + 1 < self._num_layers else None
         at = len(self._seen)

@@ -1,6 +1,6 @@
-"""The factor that keeps fp16 gradients in range: halved when they overflow, doubled after a long time without.
+"""The factor that keeps fp16 gradients in range: halved when they overflow, doubled after a long time without overflow.
 
-Source: Micikevicius et al., Mixed Precision Training, 2018; the numbers are torch.amp.GradScaler's.
+Source: Micikevicius et al., Mixed Precision Training, 2018; the numbers are those that torch.amp.GradScaler uses.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ GROWTH_STEPS = 2000
 
 @dataclass
 class LossScale:
-    """`good_steps`: steps without overflow since the last change. Equal on all ranks."""
+    """The scale of the loss, and the `good_steps` without overflow since its last change. Equal on all ranks."""
 
     scale: float = 2.0**16
     good_steps: int = 0
 
     def update(self, finite: bool) -> bool:
-        """Adapt the scale to a step with `finite` gradients or not. Return True if the step is to be taken.
+        """Adapt the scale after a step whose gradients were `finite` or not. Return True if the step is to be taken.
 
-        Raises RuntimeError when the gradients are not finite at any scale.
+        Raises RuntimeError if the gradients are not finite at any scale.
         """
         if not finite:
             if self.scale <= 1.0:

@@ -1,4 +1,4 @@
-"""One rank's part of a pipeline: a step by the listed actions, an evaluation, and sums along the pipeline."""
+"""One rank's part of a pipeline: a step by a list of actions, an evaluation, and sums along the pipeline."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _direction(action: Action) -> Direction:
 class Pipeline:
     """One rank's part of its replica's pipeline: its stages, first layers first, and the edges to its neighbours.
 
-    It runs the actions that the schedule lists, in order. Receives start one ahead of the action that needs them where
-    that is safe, and a send is awaited only once the schedule proves that it has arrived, so messages travel while the
-    rank computes.
+    It runs the actions that the schedule lists, in order. If safe, a receive starts one action before the action that
+    needs it. A send is awaited only once the schedule proves that it has arrived. Messages are therefore under way
+    while the rank computes.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Pipeline:
     ) -> None:
         """`gradient_added` is called for every parameter whose `.grad` grew without autograd's hooks.
 
-        With a `loss_scale` gradients belong to the scaled loss; losses are returned unscaled.
+        With a `loss_scale`, gradients are of the scaled loss. Losses are returned unscaled.
         """
         self.is_first = me.pp_rank == 0
         self.is_last = me.pp_rank == config.pp - 1
@@ -72,7 +72,7 @@ class Pipeline:
             )
             for stage in stages
         }
-        self._weight = 1.0  # of the mean loss of targets, in the batch under way
+        self._weight = 1.0  # factor on the mean loss of targets in the current batch
         self._num_fed = sum(index > 0 for index in self._stages)  # stages that get activations
         self._messages = EdgeMessages(config, me, groups, device)
         self._receives: dict[Action, Receiving] = {}  # under way, by the action that needs them
@@ -80,9 +80,9 @@ class Pipeline:
         self.follow(config)
 
     def follow(self, config: RunConfig) -> None:
-        """Use the codecs and `extra_in_flight` of `config` from the next step on; it differs in nothing else.
+        """Use the codecs and `extra_in_flight` of `config` from the next step on. The rest of it must not differ.
 
-        Called between steps, on all ranks between the same two.
+        All ranks call this between the same two steps.
         """
         self._messages.follow(config)
         schedule = config.schedule_of(self._me.dp_rank)
@@ -94,9 +94,8 @@ class Pipeline:
     def step(self, batch: Batch, step: int) -> list[Tensor]:
         """Run forward and backward of every micro-batch, adding to `.grad`. Return losses, scalars, on the last rank.
 
-        The batch is the replica's: its tokens are needed on the first and the last rank, its positions on all ranks
-        where documents are separate. Other ranks return an empty list. Gradients are sums over micro-batches, not
-        means.
+        The batch is that of the replica. Its tokens are needed on the first and last rank, its positions on all ranks
+        if documents are separate. Other ranks return an empty list. Gradients are sums over micro-batches, not means.
         """
         self._messages.begin(step, self._expected)
         tokens, self._weight = batch.tokens, batch.weight
@@ -119,7 +118,7 @@ class Pipeline:
         return [loss / scale for loss in losses]
 
     def _scaled_loss(self, logits: Tensor, targets: Tensor, teacher: SoftTargets | None = None) -> Tensor:
-        """Return the loss whose gradients 16-bit floats can hold."""
+        """Return a loss with gradients that 16-bit floats can hold."""
         loss = self._loss_function(logits, targets, teacher) * self._weight
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
@@ -151,7 +150,7 @@ class Pipeline:
         teacher: SoftTargets | None,
         losses: list[Tensor],
     ) -> None:
-        """Run a forward; its input proves that some gradients sent earlier have arrived."""
+        """Run a forward. Its input proves that some gradients sent earlier have arrived."""
         inputs = self._receive(action)
         if inputs is None:
             assert microbatch is not None
@@ -173,19 +172,19 @@ class Pipeline:
             self._sends[action] = self._messages.send(Direction.FORWARD, action.stage, action.microbatch, output)
 
     def _inputs(self, microbatch: Tensor) -> Tensor:
-        """Return the tokens of this part of its sequences: (micro_batch_size, seq_length / cp)."""
+        """Return the tokens of this rank's part of the sequences: (micro_batch_size, seq_length / cp)."""
         return as_read(self._cp.take(microbatch[:, :-1]))
 
     def _targets(self, microbatch: Tensor) -> Tensor:
-        """Return the token after each of `_inputs`."""
+        """Return the token after each one of `_inputs`."""
         return self._cp.take(microbatch[:, 1:]).contiguous()
 
     def _soft_targets(self, teacher: SoftTargets, device: torch.device) -> SoftTargets:
-        """Return this part of the soft targets of a micro-batch, on `device`."""
+        """Return this rank's part of the soft targets of a micro-batch, on `device`."""
         return SoftTargets(*(self._cp.take(values).to(device, non_blocking=True) for values in teacher))
 
     def _backward(self, action: Action) -> None:
-        """Run a backward or a half of one; its gradient proves that the activations sent for it have arrived."""
+        """Run a backward or half of one. Its gradient proves that the activations sent for it have arrived."""
         stage = self._stages[action.stage]
         gradient = self._receive(action)
         self._finish_send(Action(action.stage, ActionKind.FORWARD, action.microbatch))
@@ -204,9 +203,9 @@ class Pipeline:
             self._sends[action] = self._messages.send(Direction.BACKWARD, action.stage, action.microbatch, wanted)
 
     def first_not_finite(self, losses: Sequence[Tensor]) -> int | None:
-        """Return this rank's first stage with a forward that gave a number that is not finite in the last step.
+        """Return this rank's first stage whose forward gave a number that is not finite in the last step.
 
-        losses: the ones that step returned.
+        `losses` are those that `step` returned.
         """
         gave = {index: stage.extremes for index, stage in self._stages.items() if stage.extremes}
         if self.is_last:
@@ -218,8 +217,8 @@ class Pipeline:
     def evaluate(self, batch: Batch, num_microbatches: int, number: int) -> list[Tensor]:
         """Return the losses of the `num_microbatches` micro-batches of `batch`, scalars, on the last rank.
 
-        There are no gradients. Messages are rounded by `number`, the batch's, so that an evaluation repeated is the
-        same. The batch is as for `step`.
+        There are no gradients. Messages are rounded by the batch's `number`, so a repeated evaluation gives the same
+        result. The batch is as for `step`.
         """
         self._messages.begin(number, {Direction.EVALUATION: num_microbatches * self._num_fed})
         tokens, self._weight = batch.tokens, batch.weight
@@ -227,7 +226,7 @@ class Pipeline:
         sent: list[Transfer] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)
         more = batch.more_inputs(num_microbatches)
-        # As many at a time as keep all ranks busy; sent tensors are released when those after them have been sent.
+        # As many at a time as keep all ranks busy. Sent tensors are released once later ones have been sent.
         for start in range(0, num_microbatches, len(self._ranks)):
             sends: list[Transfer] = []
             for chunk in range(len(self._modules)):
@@ -247,7 +246,7 @@ class Pipeline:
         losses: list[Tensor],
         sends: list[Transfer],
     ) -> None:
-        """Take a micro-batch through a stage of the rank; add to `losses` at the model's end, else to `sends`."""
+        """Run a micro-batch through a stage of the rank. Add to `losses` at the model's end, else to `sends`."""
         module = self._modules[chunk]
         if self.is_first and chunk == 0:
             assert microbatch is not None
@@ -263,15 +262,14 @@ class Pipeline:
             sends.append(self._messages.send(Direction.EVALUATION, list(self._stages)[chunk], number, hidden))
 
     def _neighbour(self, distance: int) -> int:
-        """Return the global rank `distance` further in the pipeline, which closes to a ring."""
+        """Return the global rank `distance` further along the pipeline, which closes to a ring."""
         return self._ranks[(self._me.pp_rank + distance) % len(self._ranks)]
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Return the sum of `values`, float64 (n,), over the pipeline ranks of this replica, equal on all of them.
 
-        The sum travels down the pipeline and its result back up, on the groups of the edges: 2 (p - 1) hops, and only
-        the ones between clusters are slow. A ring over all ranks would take 2 (n - 1) hops, each as slow as the
-        slowest.
+        The sum goes down the pipeline and its result back up, in the groups of the edges. Of these 2 (p - 1) hops only
+        those between clusters are slow. A ring over all ranks would take 2 (n - 1) hops, each as slow as the slowest.
         """
         total = values.clone()
         if not self.is_first:

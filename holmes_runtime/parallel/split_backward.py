@@ -1,6 +1,6 @@
 """A backward in two halves: the gradient of a stage's input at once, the gradients of its parameters later.
 
-The input half runs autograd from the output to the input and keeps the gradients that pass the nodes where branches to
+The input half runs autograd from the output to the input. It keeps the gradients at the nodes where branches to
 parameters leave that path. The weight half continues on those branches. Source of the split: Qi et al., Zero Bubble
 Pipeline Parallelism, 2023.
 """
@@ -20,7 +20,7 @@ from holmes_runtime.model.tensor_parallel import backward_half
 
 @dataclass
 class WeightGroup:
-    """Parameters whose branches leave the path of the input at the same `nodes`, and the gradients kept there."""
+    """Parameters whose branches leave the input's path at the same `nodes`, and the gradients kept there."""
 
     nodes: set[Node]
     parameters: list[nn.Parameter]
@@ -30,7 +30,7 @@ class WeightGroup:
 def backward_input(
     output: Tensor, gradient: Tensor | None, hidden: Tensor, parameters: Iterable[nn.Parameter]
 ) -> tuple[Tensor, list[WeightGroup]]:
-    """Return the gradient of `hidden`, a leaf, and what the weight half needs; `gradient` is None for a loss."""
+    """Return the gradient of `hidden`, a leaf, and the groups for the weight half. `gradient` is None for a loss."""
     groups = _weight_groups(output, hidden, parameters)
     keep = [
         node.register_prehook(lambda passing, group=group, node=node: group.gradients.update({node: passing}))
@@ -47,14 +47,14 @@ def backward_input(
 
 
 def backward_weight(group: WeightGroup) -> None:
-    """Add the gradients of the parameters of `group` to their `.grad`. Called once; frees what the group kept."""
+    """Add the gradients of the parameters in `group` to their `.grad`. Call once: it frees what the group kept."""
     edges = [
         (GradientEdge(node, index), passed)
         for node, passing in group.gradients.items()
         for index, passed in enumerate(passing)
         if passed is not None
     ]
-    # A parameter that several layers share is reached from one node through another, whose gradient is whole already.
+    # A parameter shared by several layers is reached from one node through another, whose gradient is already whole.
     clamps = [
         node.register_prehook(lambda _, whole=passing: whole)
         for node, passing in group.gradients.items()
@@ -67,7 +67,7 @@ def backward_weight(group: WeightGroup) -> None:
                 [edge for edge, _ in edges],
                 [get_gradient_edge(parameter) for parameter in group.parameters],
                 [passed for _, passed in edges],
-                retain_graph=True,  # between nodes of a group may lie the branches of another
+                retain_graph=True,  # the branches of another group may lie between nodes of this one
             )
     finally:
         for handle in clamps:
@@ -80,7 +80,7 @@ def backward_weight(group: WeightGroup) -> None:
 
 
 def _weight_groups(output: Tensor, hidden: Tensor, parameters: Iterable[nn.Parameter]) -> list[WeightGroup]:
-    """Return the parameters that `output` depends on, in groups that share no node, in the order of `parameters`."""
+    """Return the parameters that `output` depends on, in the order of `parameters`, as groups that share no node."""
     users = _users(get_gradient_edge(output).node)
     on_path = _dependents(get_gradient_edge(hidden).node, users, set())[0]
     groups: list[WeightGroup] = []
@@ -97,7 +97,7 @@ def _weight_groups(output: Tensor, hidden: Tensor, parameters: Iterable[nn.Param
 
 
 def _users(root: Node) -> dict[Node, list[Node]]:
-    """Return by node of the graph under `root` the nodes whose backward passes it a gradient."""
+    """Return, for each node of the graph under `root`, the nodes whose backward passes it a gradient."""
     users: dict[Node, list[Node]] = defaultdict(list)
     waiting, seen = [root], {root}
     while waiting:
@@ -112,7 +112,7 @@ def _users(root: Node) -> dict[Node, list[Node]]:
 
 
 def _dependents(start: Node, users: dict[Node, list[Node]], until: set[Node]) -> tuple[set[Node], set[Node]]:
-    """Return the nodes that lead to `start` without passing `until`, and the nodes of `until` where that ends."""
+    """Return the nodes that lead to `start` without passing `until`, and the nodes of `until` where those paths end."""
     passed, ends, waiting = {start}, set(), [start]
     while waiting:
         for user in users.get(waiting.pop(), ()):

@@ -1,4 +1,4 @@
-"""One stage of a rank as a schedule runs it: a forward, a backward or a half of one, micro-batch by micro-batch."""
+"""One stage of a rank as a schedule runs it: a forward, a backward or half of one, one micro-batch at a time."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Targets = tuple[Tensor, SoftTargets | None]
 
 
 class StageRun:
-    """A stage's module, and its micro-batches between forward and backward. Gradients add to `.grad`."""
+    """A stage's module, and its micro-batches between forward and backward. Gradients are added to `.grad`."""
 
     def __init__(self, built: StageModule, loss_function: LossFunction | None, gradient_added: GradientAdded) -> None:
-        """loss_function: on the model's last stage, None elsewhere."""
+        """`loss_function` is for the model's last stage, and None on others."""
         self.index = built.stage.index
         self._module, self._loss_function, self._gradient_added = built.module, loss_function, gradient_added
-        # Inputs, output or loss, and the edge of the output, which keeps its graph alive without the loss.
+        # The inputs, the output or loss, and the edge of the output, which keeps its graph alive without the loss.
         self._in_flight: dict[int, tuple[Tensor, Tensor, GradientEdge]] = {}
-        # Of the weight half: what keeps the graph alive, its gradient on the first stage, and groups.
+        # For the weight half: an object that keeps the graph alive, its gradient on the first stage, and groups.
         self._later: dict[int, tuple[Tensor | GradientEdge, Tensor | None, Sequence[WeightGroup]]] = {}
-        self.extremes: list[Tensor] = []  # least and greatest output of each micro-batch's forward, if it is sent on
+        self.extremes: list[Tensor] = []  # smallest and largest output of each micro-batch's forward, if it is sent on
 
     def forward(self, microbatch: int, inputs: Tensor, more: Sequence[Tensor | int], targets: Targets | None) -> Tensor:
-        """Return the hidden states of one micro-batch, detached, or on the last stage its loss.
+        """Return the hidden states of one micro-batch, detached; on the last stage, return its loss.
 
-        inputs: tokens int64 (b, s) on the first stage, elsewhere hidden states (b, s / tp, h).
+        inputs: tokens int64 (b, s) on the first stage, otherwise hidden states (b, s / tp, h).
         """
         if self.index > 0:
             inputs = inputs.detach().requires_grad_()
@@ -47,18 +47,18 @@ class StageRun:
         return output.detach()
 
     def backward(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """Run a whole backward. Return the gradient of the hidden states it got, None on the first stage.
+        """Run a whole backward. Return the gradient of the received hidden states, None on the first stage.
 
-        gradient: of the output, as the stage after sent it; None for a loss.
+        gradient: that of the output, as sent by the next stage; None for a loss.
         """
         inputs, output, _ = self._in_flight.pop(microbatch)
         torch.autograd.backward(output, gradient)
         return inputs.grad
 
     def backward_input(self, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """Return what `backward` does, and leave the parameters' gradients to `backward_weight`.
+        """Return what `backward` does, but leave the parameters' gradients to `backward_weight`.
 
-        The first stage has no input to compute a gradient for and runs its whole backward as the weight half.
+        The first stage needs no gradient of its input, so it runs its whole backward as the weight half.
         """
         inputs, output, edge = self._in_flight.pop(microbatch)
         if self.index == 0:
@@ -69,7 +69,7 @@ class StageRun:
         return wanted
 
     def backward_weight(self, microbatch: int) -> None:
-        """Run the weight half, last layers first. Hooks of parameters fire on the first stage alone."""
+        """Run the weight half, last layers first. Hooks of parameters fire only on the first stage."""
         kept, gradient, groups = self._later.pop(microbatch)
         if isinstance(kept, Tensor):
             torch.autograd.backward(kept, gradient)

@@ -1,8 +1,8 @@
 """Data parallelism with sharded optimizer states: ZeRO stage 1, overlapped on both sides.
 
-Gradients add up in flat fp32 buckets in the order the backward makes them. As soon as the last micro-batch has filled a
-bucket it travels, so that each replica gets the sum of its own part alone. AdamW updates that part, from fp32 masters,
-and the new weights are gathered while the next forward runs; a module waits for its own just before it is called.
+Gradients are summed in flat fp32 buckets, in the order in which the backward makes them. A bucket is reduced as soon as
+the last micro-batch has filled it; each replica gets only the sum of its own part. AdamW updates that part from fp32
+masters. The new weights are gathered during the next forward: each module waits for its own just before it is called.
 Source: Rajbhandari et al., ZeRO, 2020.
 """
 
@@ -31,10 +31,10 @@ ADAM_EPS = 1e-8  # Kingma and Ba, 2015
 class Zero1:
     """Gradients, optimizer states and weights of all stages of one rank.
 
-    Owns the gradients and the memory of the weights: other code must not replace `.grad` or `.data`. It leaves frozen
-    parameters alone. Each step: `start()`; backwards, whose gradients come in by hooks or, where these do not fire,
-    `gradient_added`; `finish()`; then `step(...)`, or `publish_update()` to leave the weights as they are. `tied` is
-    the parameter that another rank holds a copy of, if any.
+    It owns the gradients and the memory of the weights: other code must not replace `.grad` or `.data`. It leaves
+    frozen parameters alone. The calls of a step are `start()`; backwards, whose gradients arrive by hooks or, where
+    these do not fire, by `gradient_added`; `finish()`; then `step(...)`, or `publish_update()` to keep the weights.
+    `tied` is the parameter that another rank also holds, if any.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class Zero1:
         is_copy: bool = False,
         offload: bool = False,
     ) -> None:
-        """`parts` has the part of each parameter here under tensor parallelism, by name; `bucket_bytes` is for tests.
+        """`parts` has, by name, the part of each parameter on this tensor shard. `bucket_bytes` is for tests.
 
-        `tied` is the parameter that the other rank of `groups.tied` holds a copy of, if any; here it `is_copy` or not.
-        With `offload` masters and moments are in host memory, and the CPU updates them bucket by bucket.
+        `tied` is the parameter that the other rank of `groups.tied` also holds, if any; here it `is_copy` or not.
+        With `offload`, masters and moments are in host memory, and the CPU updates them bucket by bucket.
         """
         self._settings, self._groups, self._num_microbatches = settings, groups, num_microbatches
         named = _name_parameters(modules)
         all_parts = {name: parts.get(name) or _whole(parameter) for name, parameter in named.items()}
         partial = {name for name, part in all_parts.items() if groups.tp is not None and part.is_whole}
         self._replicas = groups.exchange(REPLICA_AXES)
-        # The replicas with the same experts, where others have other experts of the same layers.
+        # The replicas with the same experts, if other replicas have other experts of the same layers.
         self._expert_replicas = groups.exchange(EXPERT_AXES) if groups.ep is not None else self._replicas
         memory = HostMemory(next(iter(named.values())).device) if offload else None
         self.tied = tied
@@ -75,14 +75,14 @@ class Zero1:
         self._hook(modules)
         self._next_to_send = 0
         self.is_held = False
-        self._divisor = 1.0  # of the gradients of the step under way
+        self._divisor = 1.0  # for the gradients of the current step
         self._stopwatch = stopwatch or Stopwatch(self._buckets[0].gradient.device)
         held = [(bucket, list(bucket.shards(all_parts, tied if is_copy else None))) for bucket in self._buckets]
         self._shards = [shard for _, shards in held for shard in shards]
-        # One per shard, as AdamW counts in place, where its kernel reads them. The last belongs to no shard.
+        # One per shard: AdamW counts in place, where its kernel reads the counts. The last one belongs to no shard.
         device = self._buckets[0].master.device
         self._steps = {name: torch.zeros((), device=device) for name in (*(shard.name for shard in self._shards), "")}
-        # Buckets that are updated together: all, or each alone with host memory, so that copies and updates overlap.
+        # Buckets that are updated together: all, or one at a time with host memory, so that copies and updates overlap.
         self._updates = [([bucket], shards) for bucket, shards in held] if offload else [(self._buckets, self._shards)]
 
     def _make_buckets(
@@ -93,7 +93,7 @@ class Zero1:
         bucket_bytes: int | None,
         memory: HostMemory | None,
     ) -> list[Bucket]:
-        """Return all buckets, in the order in which their gradients come."""
+        """Return all buckets, in the order in which their gradients are made."""
         replicas, names = self._replicas, {parameter: name for name, parameter in named.items()}
         stages = [[{names[each]: each for each in parameters} for _, parameters in units(module)] for module in modules]
         apart = NO_EXPERTS
@@ -110,7 +110,7 @@ class Zero1:
 
     @property
     def steps_taken(self) -> int:
-        """The steps AdamW has taken; its correction for the first ones depends on them."""
+        """The number of AdamW's steps so far, used by its correction of the first ones."""
         return int(self._steps[""].item())
 
     @steps_taken.setter
@@ -119,7 +119,7 @@ class Zero1:
             counted.fill_(steps)
 
     def start(self) -> None:
-        """Forget the gradients; called before the first backward of a step."""
+        """Clear the gradients. Call this before the first backward of a step."""
         self._next_to_send = 0
         for bucket in self._buckets:
             bucket.awaited = len(bucket.parameters) * self._num_microbatches
@@ -127,9 +127,9 @@ class Zero1:
                 parameter.grad = None
 
     def gradient_added(self, parameter: Tensor) -> None:
-        """Count one micro-batch's gradient of `parameter`. Buckets leave in one order, the same on all replicas.
+        """Count one micro-batch's gradient of `parameter`. Buckets are sent in one order, the same on all replicas.
 
-        The first one of a step is written over the sum of the step before, which so need not be cleared.
+        The first gradient of a step overwrites the sum of the previous step, which therefore need not be cleared.
         """
         summed = self._sum_of[parameter]
         if parameter.grad is not summed:
@@ -153,11 +153,11 @@ class Zero1:
         return self._expert_replicas if bucket.has_experts else self._replicas
 
     def finish(self, divisor: float) -> Tensor:
-        """Wait for this rank's parts of the gradients, and return the sum of the squares of their quotients.
+        """Wait for this rank's parts of the gradients, and return the sum of squares of the gradients over `divisor`.
 
-        They are divided by `divisor` as AdamW reads them. The sum, float64 (1,), is this rank's: over all ranks they
-        add up to the square of the norm. Raises RuntimeError if a parameter got no gradient, which would have left its
-        bucket unsent.
+        AdamW divides the gradients by `divisor` when it reads them. The returned sum, float64 (1,), is this rank's: the
+        total over all ranks is the squared norm. Raises RuntimeError if a parameter got no gradient, which would have
+        left its bucket unsent.
         """
         missing = [name for bucket in self._buckets if bucket.awaited for name in bucket.names]
         if missing:
@@ -182,9 +182,9 @@ class Zero1:
                 bucket.host.fetch(bucket.gradient)
 
     def _sum_of_squares(self) -> Tensor:
-        """Add up parameter by parameter in float64, so that the clipping does not depend on where layers are cut.
+        """Return the sum over parameters in float64, so that clipping does not depend on where layers are cut.
 
-        Parameters that several ranks have whole, and copies, count once.
+        Parameters that several ranks hold whole, and copies, count once.
         """
         first_shard = self._groups.tp is None or dist.get_rank(self._groups.tp) == 0
         counted = [
@@ -196,10 +196,10 @@ class Zero1:
         return torch.stack(norms).double().square().sum(0, keepdim=True)
 
     def step(self, learning_rate: float, norm: Tensor) -> None:
-        """Take one step of AdamW with the gradients, clipped; only matrices and embeddings decay.
+        """Take one step of AdamW with the clipped gradients. Only matrices and embeddings decay.
 
-        norm: of all gradients, float64, a scalar on the device: the host need not know it, unless it has the states. If
-        it is not finite the step is not taken, and everything stays as it was.
+        norm: of all gradients, a float64 scalar on the device. The host need not know it unless it has the states. If
+        it is not finite, no step is taken, and everything stays as it was.
         """
         norm = norm.to(self._steps[""].device)
         overflow = norm.isfinite().logical_not().float()
@@ -244,13 +244,13 @@ class Zero1:
         )
 
     def hold(self) -> None:
-        """Make the next update publish nothing, as the masters change once more before `publish` is called."""
+        """Make the next update publish nothing: the masters change once more before `publish` is called."""
         self.is_held = True
 
     def publish(self, names: Collection[str] | None = None) -> None:
         """Copy the masters to the weights on all replicas: start to gather them, first layers first.
 
-        Only buckets with parameters in `names`, if given; all of them after an update that was held.
+        With `names`, only buckets with those parameters are published; after a held update, all of them.
         """
         has_all = names is None or self.is_held
         self.is_held = False
@@ -276,11 +276,11 @@ class Zero1:
                 bucket.gathering = replicas.start_all_gather(bucket.weights)
 
     def wait(self) -> None:
-        """Wait until all weights are there."""
+        """Wait until all weights have arrived."""
         self._wait_for(self._buckets)
 
     def shards(self) -> list[Shard]:
-        """Return the pieces of parameters whose optimizer states are on this rank, none empty."""
+        """Return the pieces of parameters whose optimizer states are on this rank. None is empty."""
         return self._shards
 
     def _waiting_for(self, parameters: Sequence[nn.Parameter]) -> Callable[..., None]:
@@ -303,7 +303,7 @@ def clip_divisor(norm: Tensor, grad_clip: float | None) -> Tensor:
 
 
 def _name_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
-    """Return all trained parameters by name. Raise ValueError if stages use one name for two of them."""
+    """Return all trained parameters by name. Raises ValueError if two stages use the same name."""
     named: dict[str, nn.Parameter] = {}
     for module in modules:
         for name, parameter in module.named_parameters():
@@ -321,9 +321,9 @@ def _whole(parameter: nn.Parameter) -> TensorPart:
 
 
 def units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
-    """Yield the modules that wait for weights before they run, and the trained weights.
+    """Yield the modules that wait for weights before they run, each with its trained weights.
 
-    A list's element comes with all it holds.
+    An element of a list comes with everything it holds.
     """
     own = [each for each in module.parameters(recurse=False) if each.requires_grad]
     if own:

@@ -1,9 +1,9 @@
-"""Data parallelism with sharded weights: ZeRO stage 3 inside a cluster, stage 1 across.
+"""Data parallelism with sharded weights: ZeRO stage 3 inside a cluster, stage 1 across clusters.
 
 Each rank keeps its part of every layer's weights. A layer is gathered while the one before it computes, in the forward
-and again in the backward, and released after. The gradients of a layer leave when a micro-batch has made them, while
-the next one computes. So two layers are whole at a time. Across clusters each part travels once a step, as under
-stage 1.
+and again in the backward, and released afterwards. A layer's gradients are reduced as soon as a micro-batch has made
+them, while the next layer computes. So two layers are whole at a time. Across clusters each part is sent once per step,
+as under stage 1.
 Sources: Rajbhandari et al., ZeRO, 2020; Zhao et al., PyTorch FSDP, 2023.
 """
 
@@ -22,10 +22,10 @@ from holmes_runtime.parallel.zero1 import Zero1, units
 
 
 class Zero3(Zero1):
-    """`Zero1` over groups with a `dp`: the replicas of a cluster, which hold one layer together.
+    """`Zero1` over groups with a `dp`: the replicas of a cluster, which together hold one layer.
 
-    All of them must call the same modules in the same order: with as many micro-batches, by one schedule. A gradient
-    must come by autograd's hooks, so that no backward may be split.
+    All of them must call the same modules in the same order: with as many micro-batches, by one schedule. Gradients
+    must arrive by autograd's hooks, so a backward cannot be split.
     """
 
     def _make_buckets(
@@ -36,7 +36,7 @@ class Zero3(Zero1):
         bucket_bytes: int | None,
         memory: HostMemory | None,
     ) -> list[Bucket]:
-        """Return the buckets of each layer, last layers first; parameters whole on tensor shards have their own."""
+        """Return the buckets of each layer, last layers first. Parameters whole on tensor shards have their own."""
         del bucket_bytes
         assert self._groups.dp is not None
         assert memory is None
@@ -46,7 +46,7 @@ class Zero3(Zero1):
             for unit, parameters in units(module):
                 found = {names[parameter]: parameter for parameter in reversed(parameters)}
                 if isinstance(module, DecoderStage):
-                    module.fill(found)  # as late as this, so that no more than one layer is whole at a time
+                    module.fill(found)  # this late, so that at most one layer is whole at a time
                 buckets = [self._shard(half, is_partial) for is_partial, half in _halves(found, partial)]
                 layer = Layer(len(self._layer_of), buckets, not isinstance(unit, nn.Embedding))
                 self._layer_of[unit] = layer
@@ -69,14 +69,14 @@ class Zero3(Zero1):
             unit.register_forward_hook(lambda *call, layer=layer: self._after_forward(layer, call[-1]))
 
     def start(self) -> None:
-        """Clear the gradients; called before the first backward of a step."""
+        """Clear the gradients. Call this before the first backward of a step."""
         self._order.begin_step()
         for _, each in self._place.values():
             each.summed.zero_()
             each.bucket.awaited = len(each.bucket.parameters) * self._num_microbatches
 
     def _before_forward(self, layer: Layer) -> None:
-        if not layer.in_backward:  # else the forward is run again inside the backward, which has the weights
+        if not layer.in_backward:  # else the forward is repeated inside the backward, which has the weights
             self._use(layer)
 
     def _after_forward(self, layer: Layer, output: Any) -> None:
@@ -93,13 +93,13 @@ class Zero3(Zero1):
                 if layer.needs_weights_again:
                     self._use(layer)
                 if self._leaving is not None and self._leaving[0] in layer.buckets:
-                    self._land()  # of the micro-batch before, whose memory is used again
+                    self._land()  # gradients of the previous micro-batch, whose memory is reused
                 layer.begin_backward()
 
         return begin
 
     def gradient_added(self, parameter: Tensor) -> None:
-        """Count one micro-batch's gradient of `parameter`; the last one of a layer releases the layer."""
+        """Count one micro-batch's gradient of `parameter`. The last gradient of a layer releases the layer."""
         layer, each = self._place[id(self._bucket_of[parameter])]
         bucket = each.bucket
         bucket.awaited -= 1
@@ -123,12 +123,12 @@ class Zero3(Zero1):
                 self._layers[following].fetch()
 
     def _let_go(self, layer: Layer) -> None:
-        """Release the weights of `layer`, unless they are the next to be used."""
+        """Release the weights of `layer`, unless they are used next."""
         if self._order.after(layer.index) != layer.index:
             layer.release()
 
     def _land(self) -> None:
-        """Wait for the gradients that are on their way: one bucket at a time."""
+        """Wait for the gradients under way, one bucket at a time."""
         if self._leaving is not None:
             each, is_last = self._leaving
             with self._stopwatch.lap("dp"):
@@ -149,7 +149,7 @@ class Zero3(Zero1):
         self._layers[self._order.first].fetch()
 
     def wait(self) -> None:
-        """Wait until no weights are on their way."""
+        """Wait until no weights are under way."""
         with self._stopwatch.lap("dp"):
             for layer in self._layers:
                 layer.wait()
@@ -158,7 +158,7 @@ class Zero3(Zero1):
 
 
 def _halves(named: dict[str, nn.Parameter], partial: Container[str]) -> Iterator[tuple[bool, dict[str, nn.Parameter]]]:
-    """Yield the parameters that are split under tensor parallelism, and the ones in `partial`, where there are any."""
+    """Yield the parameters split under tensor parallelism, and then those in `partial`, if there are any."""
     for is_partial in (False, True):
         half = {name: parameter for name, parameter in named.items() if (name in partial) is is_partial}
         if half:

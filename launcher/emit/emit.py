@@ -21,14 +21,14 @@ from launcher.prepare.user_variables import UserVariables
 
 
 def check_format(form: str) -> str:
-    """Return `form`. Raises HolmesError naming the formats if it is none of them."""
+    """Return `form`. Raises HolmesError with the list of formats if it is unknown."""
     if form not in FORMATS:
         raise HolmesError(f"--to {form}: no format of that name", f"one of {', '.join(FORMATS)}")
     return form
 
 
 def emit(plan: Plan, form: str, variables: UserVariables) -> dict[str, str]:
-    """Return the files of format `form` by name. Raises HolmesError naming what the format cannot express."""
+    """Return the files of format `form` by name. Raises HolmesError if the format cannot express the plan."""
     check_format(form)
     if any(node.tunnel_endpoint is not None for node in plan.nodes):
         raise HolmesError(
@@ -64,12 +64,12 @@ START = {
 
 
 def _check_names(plan: Plan, form: str) -> None:
-    """Refuse names of hosts and clusters with characters that would need quotes: tables and hostfiles have none."""
+    """Refuse host and cluster names that need quoting: tables and hostfiles have no quotes."""
     for node in plan.nodes:
         for what, name in (("host", node.host), ("cluster", node.cluster), ("Slurm's name", slurm_name(node))):
             if re.fullmatch(NAME_PATTERN, name) is None:
                 raise HolmesError(
-                    f"--to {form}: {what} {name!r} of the plan cannot be written there: it is no plain name",
+                    f"--to {form}: {what} {name!r} of the plan cannot be written in this format",
                     "name it in hosts.yaml with letters, digits, `.`, `_` and `-`, then probe and plan again",
                 )
 
@@ -77,8 +77,8 @@ def _check_names(plan: Plan, form: str) -> None:
 def _check_ranks(plan: Plan, form: str) -> None:
     """Refuse rank orders that the format cannot reproduce.
 
-    Launchers count the ranks of a host from 0 in their order. `files` has bare torchrun lines, which number all ranks
-    host by host; elsewhere a rank takes its number from the plan's table.
+    Launchers number the ranks of a host from 0, in order. In the format `files`, plain torchrun lines number all ranks
+    host by host. In all other formats, each rank takes its number from the plan's table.
     """
     places = [(rank.host, rank.local_rank) for rank in plan.ranks]
     by_node = [(node.host, local_rank) for node in plan.nodes for local_rank in range(node.num_ranks)]

@@ -1,4 +1,4 @@
-"""The files that all formats share: the table of ranks, each node's variables, and all that one rank needs to start."""
+"""The files that all formats share: the table of ranks, each node's variables, and the files that start a rank."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ COLUMNS = ("rank", "host", "local", "node", "gpu", "cpus", "cluster", "pipeline"
 
 
 def plain_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
-    """Return the plan as files by name: the table of ranks, the hostfile and each node's variables with reasons."""
+    """Return the plan as files by name: the table of ranks, the hostfile, and each node's variables with reasons."""
     environments = {f"node-{node.node_rank}.env": _environment(plan, node, variables) for node in plan.nodes}
     return {RANK_TABLE: rank_table(plan), "hostfile": _hostfile(plan), **environments}
 
 
 def start_files(plan: Plan, variables: UserVariables) -> dict[str, str]:
-    """Return the files from which ranks start: runtime, job, and a model's file or code.
+    """Return the files from which ranks start: the runtime, the job, and the model's file or code.
 
     A job that is submitted again continues from its last checkpoint.
     """
@@ -42,7 +42,7 @@ def rank_table(plan: Plan) -> str:
 
 
 def _hostfile(plan: Plan) -> str:
-    """One line a node. Grammar: mpirun(1) `--hostfile`; DeepSpeed's `^(\\S+)\\s+slots=(\\d+)`."""
+    """Return one line per node. Grammar: mpirun(1) `--hostfile`; DeepSpeed's `^(\\S+)\\s+slots=(\\d+)`."""
     lines = [f"# plan {plan.digest()}", *(f"{node.host} slots={node.num_ranks}" for node in plan.nodes)]
     return "\n".join(lines) + "\n"
 

@@ -1,8 +1,8 @@
-"""A plan as objects of Kubernetes: ConfigMaps and a Secret with its files, a JobSet, and the same for Kubeflow Trainer.
+"""A plan as Kubernetes objects: ConfigMaps and a Secret with its files, a JobSet, and the same for Kubeflow Trainer.
 
-A pod is a node of the plan, in the network of its host, so that addresses and interfaces are the plan's. Pods find
-themselves in the plan by the name of their node. A JobSet has a replicated job for each cluster. A TrainJob can change
-neither the network nor the jobs of a training runtime that others made, so it comes with a TrainingRuntime of its own.
+A pod is a node of the plan. It uses the host's network, so the plan's addresses and interfaces apply. Pods find
+themselves in the plan by the name of their node. A JobSet has one replicated job per cluster. A TrainJob cannot change
+the network or the jobs of an existing training runtime, so it comes with its own TrainingRuntime.
 
 Sources: API reference of Kubernetes 1.37; jobset.x-k8s.io/v1alpha2; trainer.kubeflow.org/v1alpha1.
 """
@@ -23,20 +23,20 @@ from launcher.emit.pod_script import ARCHIVE, FOLDER, NODE_NAME, SENT, UNPACK
 from launcher.emit.pods import SHARED_MEMORY, Pod, PodGroup, pod_groups
 from launcher.prepare.bundle import archive, as_bytes
 
-MAX_MAP_BYTES = 180_000  # `kubectl apply` notes an object, here in base64, in an annotation of at most 256 KiB
+MAX_MAP_BYTES = 180_000  # `kubectl apply` copies the object, in base64, to an annotation of at most 256 KiB
 MAX_MAPS = 64
-MAX_SECRET_BYTES = 1 << 20  # of the API
+MAX_SECRET_BYTES = 1 << 20  # limit of the API
 RUN_LABEL = "holmes.run"
 DIGEST_ANNOTATION = "holmes/plan"
-STOP_S = 60  # torchrun gives ranks 30 s to end, and then ends them
+STOP_S = 60  # torchrun gives ranks 30 s to end, then kills them
 
 Object = dict[str, object]
 
 
 def kubernetes_files(plan: Plan, files: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return the objects as files. Raises HolmesError naming the host or the size that Kubernetes does not take.
+    """Return the objects as files. Raises HolmesError naming the host or the size that Kubernetes rejects.
 
-    `files` are what a node needs, `secrets` what goes into the Secret.
+    `files` are the files a node needs. `secrets` go into the Secret.
     """
     name = f"holmes-{plan.digest().removeprefix('sha256:')[:12]}"
     sent: list[Object] = []
@@ -62,7 +62,7 @@ def kubernetes_files(plan: Plan, files: Mapping[str, str], secrets: Mapping[str,
 
 
 def _parts(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the packed files, in parts of a ConfigMap's size, by the names of these in their order."""
+    """Return the packed files, split into parts that fit a ConfigMap, by names that sort in order."""
     packed = archive(files)
     if len(packed) > MAX_MAPS * MAX_MAP_BYTES:
         largest = max(files, key=lambda name: len(as_bytes(files[name])))
@@ -81,7 +81,7 @@ def _check_secrets(secrets: Mapping[str, str]) -> None:
         raise HolmesError(
             f"--to kubernetes: launch.secrets have {format_bytes(size)}, "
             f"a Secret holds {format_bytes(MAX_SECRET_BYTES)}",
-            "name smaller files; what is large can be on a volume",
+            "name smaller files; put large ones on a volume",
         )
 
 
@@ -98,13 +98,13 @@ def _head(plan: Plan, version: str, kind: str, name: str) -> Object:
 
 
 def _text(plan: Plan, objects: list[Object]) -> str:
-    """Return the objects as YAML documents. Copies by JSON have no part in common, which YAML would write as a link."""
+    """Return the objects as YAML documents. Copying through JSON avoids YAML anchors for shared parts."""
     documents = (yaml.safe_dump(json.loads(json.dumps(each)), sort_keys=False, allow_unicode=True) for each in objects)
     return f"# plan {plan.digest()}\n" + "---\n".join(documents)
 
 
 def _replicated_job(group: PodGroup, name: str, sources: list[Object]) -> Object:
-    """Return the job of one pod a host, on each host of the group."""
+    """Return a job that runs one pod on each host of the group."""
     label = {RUN_LABEL: name}
     pod = {"affinity": _affinity(group, label), **_pod_spec(group.pod, sources)}
     pods = {"metadata": {"labels": label}, "spec": pod}
@@ -114,7 +114,7 @@ def _replicated_job(group: PodGroup, name: str, sources: list[Object]) -> Object
 
 
 def _job_name(group: PodGroup) -> str:
-    """Return a name by RFC 1035 that no other group has, so short that names of its pods fit into 63 characters."""
+    """Return an RFC 1035 name that is unique to the group, short enough for its pods' names to fit 63 characters."""
     words = re.sub("[^a-z0-9]+", "-", group.pod.cluster.lower()).strip("-")[:20].strip("-")
     return f"{words if words[:1].isalpha() else f'c{words}'}-{group.number}"
 

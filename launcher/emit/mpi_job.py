@@ -1,8 +1,8 @@
-"""mpirun on the plan's nodes, of Open MPI 4.1 and of 5.0 with PRRTE.
+"""mpirun on the plan's nodes, for Open MPI 4.1 and for 5.0 with PRRTE.
 
-It gets the host of each rank and binds nothing: ranks pin themselves to their CPUs, as in a launch. A rankfile could
-not name those CPUs: its slots are cores as hwloc numbers them, the plan's CPUs are hardware threads as Linux numbers
-them.
+It places each rank on its host and binds nothing: ranks pin themselves to their CPUs, as in a launch. A rankfile could
+not name those CPUs: its slots are cores as hwloc numbers them, but the plan's CPUs are hardware threads as Linux
+numbers them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ exec mpirun -np {ranks} --bind-to none "$@" ./{start}
 
 
 def mpi_files(plan: Plan) -> dict[str, str]:
-    """Return `mpirun.sh`, and `sequence`: one host per rank, in the order of ranks."""
+    """Return `mpirun.sh` and `sequence`, which has one host per rank in rank order."""
     lines = [f"# plan {plan.digest()}", *(rank.host for rank in plan.ranks)]
     script = _SCRIPT.format(digest=plan.digest(), ranks=len(plan.ranks), start=START_SCRIPT)
     return {"mpirun.sh": script, "sequence": "\n".join(lines) + "\n"}

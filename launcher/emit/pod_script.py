@@ -1,4 +1,4 @@
-"""The start of a node's ranks in its pod: the pod unpacks what was sent, and this script finds its node in the plan."""
+"""Starting a node's ranks in its pod: the pod unpacks its files, and this script finds the node in the plan."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from holmes_core.records.plan import Node, Plan
 from launcher.emit.torchrun_commands import torchrun_line
 
 NODE_SCRIPT = "start-node.sh"
-NODE_NAME = "NODE_NAME"  # in the pod's environment: the name of its node
+NODE_NAME = "NODE_NAME"  # the environment variable with the name of the pod's node
 FOLDER = "/holmes"
-SENT = "sent"  # the folder in it where the archive and secrets are mounted
+SENT = "sent"  # the folder where the archive and the secrets are mounted
 ARCHIVE = "files.tar.gz"
 UNPACK = f"umask 077; cat {SENT}/{ARCHIVE}.* | tar -xzf - && exec /bin/sh {NODE_SCRIPT}"
-"""The command of a pod, in FOLDER. Parts of the archive have names in their order."""
+"""The command of a pod, run in FOLDER. The names of the archive's parts sort in order."""
 
 _SCRIPT = """\
 #!/bin/sh
@@ -34,7 +34,7 @@ esac
 
 
 def node_script(plan: Plan) -> str:
-    """Return the script, in which each node has its line of torchrun."""
+    """Return the script, which has a torchrun line for each node."""
     starts = "\n".join(_start(plan, node) for node in plan.nodes)
     return _SCRIPT.format(digest=plan.digest(), sent=SENT, node_name=NODE_NAME, starts=starts)
 

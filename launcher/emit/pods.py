@@ -1,4 +1,4 @@
-"""The nodes of a plan as groups of equal pods: image, GPUs, volumes and devices follow from hosts.yaml and the plan."""
+"""The nodes of a plan as groups of identical pods. Image, GPUs, volumes and devices follow from the plan."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launcher.prepare.container import uses_rdma
 
 SHARED_MEMORY = "/dev/shm"
 RDMA_DEVICES = "/dev/infiniband"
-NODE_PATTERN = r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"  # RFC 1123, and no longer than a label's value may be
+NODE_PATTERN = r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?"  # RFC 1123, limited to the length of a label value
 
 
 class HostVolume(NamedTuple):
-    """A folder of the host, and its place in the pod."""
+    """A folder of the host and its mount point in the pod."""
 
     source: str
     target: str
@@ -26,7 +26,7 @@ class HostVolume(NamedTuple):
 
 
 class Pod(NamedTuple):
-    """A pod of a cluster, without its node. `gpus` are None on CPUs."""
+    """A pod of a cluster, without its node. `gpus` is None on CPUs."""
 
     cluster: str
     image: str
@@ -36,7 +36,7 @@ class Pod(NamedTuple):
 
 
 class PodGroup(NamedTuple):
-    """Equal pods, one on each of `hosts`; groups are numbered from 0."""
+    """Identical pods, one on each of `hosts`. Groups are numbered from 0."""
 
     number: int
     hosts: tuple[str, ...]
@@ -44,9 +44,9 @@ class PodGroup(NamedTuple):
 
 
 def pod_groups(plan: Plan) -> tuple[PodGroup, ...]:
-    """Return a group for each cluster, or several where its nodes need unequal pods.
+    """Return one group per cluster, or several if its nodes need different pods.
 
-    Raises HolmesError naming the host that can be no pod as hosts.yaml has it.
+    Raises HolmesError naming a host that cannot be a pod as hosts.yaml describes it.
     """
     hosts: dict[Pod, list[str]] = {}
     for node in plan.nodes:
@@ -57,7 +57,7 @@ def pod_groups(plan: Plan) -> tuple[PodGroup, ...]:
 def _pod(plan: Plan, node: Node) -> Pod:
     if re.fullmatch(NODE_PATTERN, node.host) is None:
         raise HolmesError(
-            f"--to kubernetes: host {node.host!r} is no name of a node there",
+            f"--to kubernetes: host {node.host!r} is not a valid name of a Kubernetes node",
             "name hosts in hosts.yaml as `kubectl get nodes` does, then probe and plan again",
         )
     container = node.access.container
@@ -75,7 +75,7 @@ def _pod(plan: Plan, node: Node) -> Pod:
 
 
 def _volumes(host: str, options: tuple[str, ...]) -> Iterator[HostVolume]:
-    """Read the options of docker. Each must mount a folder of the host."""
+    """Parse the options of docker. Each must mount a folder of the host."""
     words, taken = iter(options), {FOLDER, SHARED_MEMORY}
     for word in words:
         name, has_value, value = word.partition("=")
@@ -88,14 +88,14 @@ def _volumes(host: str, options: tuple[str, ...]) -> Iterator[HostVolume]:
         match = re.fullmatch(r"(/[^:]*):(/[^:]*)(?::(ro|rw))?", said)
         if match is None or ".." in match[1].split("/"):
             raise HolmesError(
-                f"--to kubernetes: host {host}: volume {said!r} in container.options is no folder of the host",
+                f"--to kubernetes: host {host}: volume {said!r} in container.options is not a folder of the host",
                 "write it as /ON/THE/HOST:/IN/THE/CONTAINER, with :ro behind it to keep it from being written to",
             )
         target = match[2].rstrip("/") or "/"
         if target in taken:
             raise HolmesError(
-                f"--to kubernetes: host {host}: volume {said!r} in container.options has a place that is taken",
-                f"mount each folder at a place of its own, other than {FOLDER} and {SHARED_MEMORY}",
+                f"--to kubernetes: host {host}: volume {said!r} in container.options uses a mount point that is taken",
+                f"give each folder its own mount point, other than {FOLDER} and {SHARED_MEMORY}",
             )
         taken.add(target)
         yield HostVolume(match[1], target, match[3] == "ro")

@@ -1,4 +1,4 @@
-"""Batch scripts for Slurm: one job on the plan's nodes, and one whose clusters are partitions."""
+"""Batch scripts for Slurm: one for a single job on the plan's nodes, and one where each cluster is a partition."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from holmes_core.records.plan import Node, Plan
 from launcher.emit.gpu_request import gpus_to_request
 from launcher.emit.start_script import START_SCRIPT, slurm_name
 
-SAVE_BEFORE_END_S = 120  # for the step under way and the checkpoint
+SAVE_BEFORE_END_S = 120  # to finish the current step and save the checkpoint
 
 
 @dataclass(frozen=True)
 class _Component:
-    """The nodes of one request, in the order of the plan. All need the same number of GPUs."""
+    """The nodes of one request, in plan order. All need the same number of GPUs."""
 
     nodes: tuple[Node, ...]
     gpus: int | None  # per node; None on CPUs
-    hosts: tuple[str, ...]  # names in Slurm, one per rank in the order of ranks
+    hosts: tuple[str, ...]  # names in Slurm, one per rank in rank order
 
     @property
     def options(self) -> str:
-        """The options of sbatch."""
+        """The options for sbatch."""
         names = ",".join(map(slurm_name, self.nodes))
         asked = f"--nodes={len(self.nodes)} --ntasks={len(self.hosts)} --nodelist={names} --exclusive --mem=0"
         return asked if self.gpus is None else f"{asked} --gpus-per-node={self.gpus}"
 
     def step(self, hostfile: str) -> str:
-        """Return the words for srun: one task per line of `hostfile`, which may use all of its node."""
+        """Return the arguments for srun: one task per line of `hostfile`. Each task may use its whole node."""
         asked = f"--nodelist=./{hostfile} --ntasks={len(self.hosts)} --distribution=arbitrary"
         free = "--export=ALL --mem=0 --cpu-bind=none --mpi=none"
         gpus = "" if self.gpus is None else f" --gpus-per-node={self.gpus} --gpu-bind=none"
@@ -36,8 +36,8 @@ class _Component:
 
 
 def slurm_files(plan: Plan) -> dict[str, str]:
-    """Return `job.sbatch` if all nodes need the same number of GPUs, and `het.sbatch` if they do not or span
-    clusters."""
+    """Return `job.sbatch` if all nodes need the same number of GPUs. Return `het.sbatch` if they do not, or if they
+    span clusters."""
     whole = _components(plan, by_cluster=False)
     parts = _components(plan, by_cluster=True)
     files = _job(plan, whole[0]) if len(whole) == 1 else {}
@@ -45,7 +45,7 @@ def slurm_files(plan: Plan) -> dict[str, str]:
 
 
 def _components(plan: Plan, by_cluster: bool) -> tuple[_Component, ...]:
-    """Group nodes with equal requests, over all clusters or within each."""
+    """Group nodes with equal requests, across all clusters or within each one."""
     gpus = {node.host: gpus_to_request(plan, node) for node in plan.nodes}
     alike: dict[tuple[str, int | None], list[Node]] = {}
     for node in plan.nodes:

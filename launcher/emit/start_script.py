@@ -1,4 +1,4 @@
-"""The script with which every emitted job starts its ranks: it finds its host in the plan and starts Python there."""
+"""The script that starts the ranks of every emitted job: it finds its host in the plan and starts Python there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ esac
 
 
 def start_script(plan: Plan) -> str:
-    """Return the script; nodes that start alike share their lines."""
+    """Return the script. Nodes that start in the same way share their lines."""
     addresses = Counter(node.shared_address for node in plan.nodes)
     names = [_name_line(node, addresses[node.shared_address] == 1) for node in plan.nodes]
     alike: dict[str, list[str]] = {}
@@ -53,7 +53,7 @@ def start_script(plan: Plan) -> str:
 
 
 def _name_line(node: Node, has_own_address: bool) -> str:
-    """Return the line that recognizes a node by any of its names; its address counts only if no other node has it."""
+    """Return the line that recognizes a node by any of its names. Its address counts only if no other node has it."""
     names = dict.fromkeys((node.host, slurm_name(node), *([node.shared_address] if has_own_address else [])))
     return f"        {' | '.join(map(shlex.quote, names))}) HOLMES_HOST={shlex.quote(node.host)} ;;"
 
@@ -64,7 +64,7 @@ def slurm_name(node: Node) -> str:
 
 
 def _start(node: Node) -> str:
-    """Return the lines that become the rank, or the command in the arguments."""
+    """Return the lines that become the rank, or the command given as arguments."""
     access = node.access
     python = f"{access.python_word} -m holmes_runtime.node.start_rank"
     before = ""

@@ -1,4 +1,4 @@
-"""The torchrun command of every node, to be typed or started there."""
+"""The torchrun command of every node, to be run on that node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMMANDS = "commands"
 
 
 def bare_commands(plan: Plan) -> str:
-    """Return one torchrun line per node, to be followed by a program: torchrun numbers its ranks as the plan does."""
+    """Return one torchrun line per node, to which the user adds a program. torchrun numbers ranks as the plan does."""
     lines = _head(plan, "on each node, with the variables of its node-K.env; a program of yours comes last:")
     for node in plan.nodes:
         lines += [_title(node), _torchrun(plan, node)]
@@ -19,7 +19,7 @@ def bare_commands(plan: Plan) -> str:
 
 
 def commands(plan: Plan) -> str:
-    """Return one torchrun line per node. Each of its processes finds its rank in the plan's table."""
+    """Return one torchrun line per node. Each process finds its rank in the plan's table."""
     lines = _head(plan, "on each node, in this folder:")
     for node in plan.nodes:
         lines += [_title(node), f"HOLMES_HOST={shlex.quote(node.host)} ./{START_SCRIPT} {torchrun_line(plan, node)}"]
@@ -27,7 +27,7 @@ def commands(plan: Plan) -> str:
 
 
 def torchrun_line(plan: Plan, node: Node) -> str:
-    """Return the words that start the node's ranks in an emitted folder, where HOLMES_HOST names the node."""
+    """Return the command that starts the node's ranks in an emitted folder. HOLMES_HOST names the node there."""
     return f"{_torchrun(plan, node)} -m holmes_runtime.node.start_rank"
 
 

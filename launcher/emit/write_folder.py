@@ -1,4 +1,4 @@
-"""Write files into a folder of their own, which appears whole or not at all."""
+"""Write files into a folder of their own that appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from launcher.prepare.bundle import as_bytes
 
 
 def write_folder(folder: Path, files: Mapping[str, str]) -> None:
-    """Write `files` by relative name to `folder`, new or empty, for this user alone; scripts are made executable.
+    """Write `files`, by relative name, to `folder`, private to this user. Scripts are made executable.
 
-    Raises HolmesError if the folder holds something or cannot be written.
+    Raises HolmesError if the folder is not empty or cannot be written.
     """
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise HolmesError(f"{folder}: is there already", "remove it, or choose another folder with `-o`")

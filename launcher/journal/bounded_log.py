@@ -1,4 +1,4 @@
-"""Lines in a file of bounded size: its newest part, and the part before that."""
+"""Lines in a file of bounded size, kept as its newest part and the part before that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from holmes_core.records.record_file import private_opener
 from holmes_core.records.regular_file import MIB
 
-PART_BYTES = 64 * MIB  # the limit of the newest part, and of the one before
+PART_BYTES = 64 * MIB  # limit of each of the two parts
 
 
 def part_before(log: Path) -> Path:
@@ -20,12 +20,12 @@ def part_before(log: Path) -> Path:
 
 
 def open_to_append(path: Path) -> FileIO:
-    """Open a private file for appending, without a buffer that could hold data a full disk refused."""
+    """Open a private file for appending, unbuffered: a buffer could hold data that a full disk refused."""
     return open(path, "ab", buffering=0, opener=private_opener)
 
 
 def append(file: FileIO, data: bytes) -> None:
-    """Append all of `data` or nothing. Raises OSError, also if a full disk has room for a part only."""
+    """Append all of `data` or nothing. Raises OSError, also if a full disk has room for only a part."""
     before_bytes = file.tell()
     written_bytes = file.write(data)
     if written_bytes != len(data):
@@ -36,7 +36,7 @@ def append(file: FileIO, data: bytes) -> None:
 
 
 class BoundedLog:
-    """Appends lines, each at once. A full newest part replaces the part before."""
+    """Appends lines, each one immediately. A full newest part replaces the part before."""
 
     def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:
         self._path, self._part_bytes = path, part_bytes
@@ -47,7 +47,7 @@ class BoundedLog:
         data = f"{line}\n".encode()
         if self._bytes and self._bytes + len(data) > self._part_bytes:
             full = self._file
-            with contextlib.suppress(FileNotFoundError):  # replaced already, and then there was no room to open
+            with contextlib.suppress(FileNotFoundError):  # replaced earlier, when there was no room to open the next
                 self._path.replace(part_before(self._path))
             self._open()
             full.close()

@@ -1,4 +1,4 @@
-"""A run as read from its folder by another process."""
+"""Reading a run from its folder in another process."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from launcher.journal.step_file import METRICS_FILE
 
 POLL_S = 0.2
 LINE_CHARACTERS = 1 << 20
-MAX_LOG_CHARACTERS = 1 << 16  # of a shown log line; the file has all
-MAX_BYTES = 2 * PART_BYTES  # of a log or of the events: one line may be larger than a part
+MAX_LOG_CHARACTERS = 1 << 16  # shown of a log line; the file has all of it
+MAX_BYTES = 2 * PART_BYTES  # of a log or the events: one line may exceed a part
 _NAME = re.compile(r".+-rank[0-9]{1,9}")
 
 
 class _Lines:
-    """New whole lines of a growing file."""
+    """The new whole lines of a growing file."""
 
     def __init__(self, folder: Path, path: Path, from_end: bool = False, is_thinned: bool = False) -> None:
-        """Open the file. `is_thinned`: a file put in its place has fewer of the earlier lines and is not the next part.
+        """Open the file. If `is_thinned`, a replaced file is the same file with fewer earlier lines, not the next part.
 
-        Raises HolmesError if it is no file of the run folder.
+        Raises HolmesError if it is not a file of the run folder.
         """
         self._folder, self.path, self._is_thinned = folder, path, is_thinned
         self._rest = self._last = ""
@@ -44,9 +44,9 @@ class _Lines:
             self._file.seek(0, 2)
 
     def new(self) -> Iterator[str]:
-        """Yield the lines since the last call; a line longer than any of ours is cut.
+        """Yield the lines since the last call. A line longer than any that Holmes writes is cut.
 
-        A log that has become the part before is read to its end first.
+        A log that has become the previous part is read to its end first.
         """
         yield from self._read()
         if self._is_replaced():
@@ -64,7 +64,7 @@ class _Lines:
         self._file = TextIOWrapper(open_in(self._folder, self.path, MAX_BYTES), encoding="utf-8", errors="replace")
 
     def _unseen(self) -> Iterator[str]:
-        """Yield the lines after the last one seen, which is still there: only earlier ones are thinned out."""
+        """Yield the lines after the last one seen. That line is still there: only earlier ones are thinned out."""
         last, lines = self._last, self._read()
         for line in lines:
             if line == last:
@@ -86,7 +86,7 @@ class _Lines:
 
 
 def log_lines(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
-    """Yield the lines that the ranks (or the one) printed, rank by rank, as far back as they are kept."""
+    """Yield the lines that all ranks (or the given one) printed, rank by rank, as far back as they are kept."""
     for path in _logs(folder, rank):
         for part in (part_before(path), path):
             if is_there(part):
@@ -95,7 +95,7 @@ def log_lines(folder: Path, rank: int | None) -> Iterator[WrittenLine]:
 
 
 def follow_logs(folder: Path, rank: int | None) -> Iterator[tuple[int, WrittenLine]]:
-    """Yield each new line of the ranks (or the one) with its island's number, until the run ends.
+    """Yield each new line of all ranks (or the given one) with its island's number, until the run ends.
 
     The number is 0 in an ordinary run.
     """
@@ -111,7 +111,7 @@ def follow_logs(folder: Path, rank: int | None) -> Iterator[tuple[int, WrittenLi
 
 
 def follow_events(folder: Path) -> Iterator[tuple[int, RunEvent]]:
-    """Yield every event so far, then events and log lines as they come, as `follow_logs` does."""
+    """Yield all earlier events, then new events and log lines as they come, numbered as by `follow_logs`."""
     parts = island_folders(folder) or (folder,)
     before = [(number, part) for number, part in enumerate(parts) if is_there(part_before(part / EVENTS_FILE))]
     past = [(number, _Lines(part, part_before(part / EVENTS_FILE))) for number, part in before]
@@ -133,14 +133,14 @@ def follow_events(folder: Path) -> Iterator[tuple[int, RunEvent]]:
 
 
 class _NewLines:
-    """The new lines of ranks; logs that are created later are read from their beginning."""
+    """The new lines of ranks. Logs that are created later are read from their beginning."""
 
     def __init__(self, folder: Path, rank: int | None) -> None:
         self._folder, self._rank = folder, rank
         self._files = {path: _Lines(folder, path, from_end=True) for path in _logs(folder, rank)}
 
     def new(self) -> Iterator[WrittenLine]:
-        """Yield the lines since the last time."""
+        """Yield the lines since the last call."""
         for path in _logs(self._folder, self._rank):
             for line in self._files.setdefault(path, _Lines(self._folder, path)).new():
                 yield _log_line(path, line)
@@ -152,7 +152,7 @@ def _numbered_events(number: int, lines: _Lines) -> Iterator[tuple[int, WrittenE
 
 
 def past_events(folder: Path) -> Iterator[RunEvent]:
-    """Yield the stored events except steps, which `step_file` reads."""
+    """Yield the stored events except steps: `step_file` reads those."""
     newest = folder / EVENTS_FILE
     for part in (part_before(newest), newest):
         if part == newest or is_there(part):
@@ -188,7 +188,7 @@ def read_islands_plan(folder: Path) -> IslandsPlan:
 
 
 def _logs(folder: Path, rank: int | None) -> list[Path]:
-    """Return the logs by rank. Their names are HOST-rankN.log."""
+    """Return the logs in rank order. Their names are HOST-rankN.log."""
     with reading(folder / LOGS):
         files = [path for path in (folder / LOGS).glob("*.log") if _NAME.fullmatch(path.stem)]
     return [path for path in sorted(files, key=_rank_of) if rank is None or _rank_of(path) == rank]

@@ -1,4 +1,4 @@
-"""The time in front of a log line: `2026-11-23T09:41:12.345Z`, in UTC."""
+"""The time at the start of a log line: `2026-11-23T09:41:12.345Z`, in UTC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) ")
 
 
 class WrittenLine(NamedTuple):
-    """A line of a log and its time as written; None in logs without times."""
+    """A log line and the time written before it; the time is None in logs without times."""
 
     when: str | None
     event: LogLine
@@ -26,6 +26,6 @@ def stamped(line: str) -> str:
 
 
 def split_stamp(text: str) -> tuple[str | None, str]:
-    """Return the time before a line (None without one), and the line."""
+    """Return the time written before a line (None without one), and the line itself."""
     found = _STAMP.match(text)
     return (found[1], text[found.end() :]) if found else (None, text)

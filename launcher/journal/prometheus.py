@@ -1,4 +1,4 @@
-"""A run's metrics for Prometheus: a text file for node_exporter's textfile collector, rewritten as steps come."""
+"""A run's metrics for Prometheus: a text file for node_exporter's textfile collector, rewritten as steps finish."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from holmes_core.records.run import Run, State
 from launcher.journal.step_metrics import StepMetrics
 
 VARIABLE = "HOLMES_PROMETHEUS"
-EVERY_S = 1.0  # between two writes while steps come
+EVERY_S = 1.0  # between two writes while steps finish
 
 
 def exports_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of node_exporter's textfile collector, None if unset. Raises HolmesError if it is no folder."""
+    """Return the folder of node_exporter's textfile collector, None if unset. Raises HolmesError if it is not one."""
     if not environ.get(VARIABLE):
         return None
     folder = Path(environ[VARIABLE]).absolute()
@@ -32,7 +32,7 @@ def exports_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 class Gauge(NamedTuple):
-    """A Prometheus gauge; its labels are added to the run's."""
+    """A Prometheus gauge. Its labels are added to the run's labels."""
 
     name: str
     help: str
@@ -41,9 +41,9 @@ class Gauge(NamedTuple):
 
 
 class PrometheusFile:
-    """`holmes-RUN.prom` in a folder that node_exporter reads, readable by all. `now_s` gives Unix time.
+    """The file `holmes-RUN.prom` in a folder that node_exporter reads; everyone may read it. `now_s` gives Unix time.
 
-    It stays after the run with the last state. A full disk leaves the file as it was and does not affect the run.
+    The file stays after the run, with the last state. A full disk leaves it unchanged and does not affect the run.
     """
 
     def __init__(self, folder: Path, run_id: str, now_s: Callable[[], float] = time.time) -> None:
@@ -68,7 +68,7 @@ class PrometheusFile:
             return
         self._written_s = self._now_s()
         text = exposition(self._run_id, [*_of_run(*self._run, self._written_s), *_of_step(self._step)])
-        # The collector reads files that end with .prom. Others may make links in its folder, but do not know this name.
+        # The collector reads files that end in .prom. Others may make links in its folder, but cannot guess this name.
         temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
         try:
             with open(temporary, "x", encoding="utf-8") as file:
@@ -80,7 +80,7 @@ class PrometheusFile:
 
 
 def exposition(run_id: str, gauges: list[Gauge]) -> str:
-    """Return Prometheus' text format. Gauges of one name must follow one another."""
+    """Return the gauges in Prometheus' text format. Gauges with the same name must be adjacent."""
     lines, known = [], set[str]()
     for gauge in gauges:
         if gauge.name not in known:
@@ -100,24 +100,24 @@ def _of_run(run: Run, plan: Plan, now_s: float) -> Iterator[Gauge]:
     yield Gauge("holmes_run_updated_timestamp_seconds", "When this was written.", now_s)
     yield Gauge("holmes_run_attempt", "Starts of the run before this one.", run.attempt)
     yield Gauge("holmes_run_steps_planned", "Steps of the whole training.", plan.job.steps)
-    yield Gauge("holmes_run_predicted_step_seconds", "Seconds a step as planned.", plan.prediction.step_s)
-    yield Gauge("holmes_run_predicted_tokens_per_second", "Tokens a second as planned.", plan.prediction.tokens_per_s)
+    yield Gauge("holmes_run_predicted_step_seconds", "Seconds per step as planned.", plan.prediction.step_s)
+    yield Gauge("holmes_run_predicted_tokens_per_second", "Tokens per second as planned.", plan.prediction.tokens_per_s)
 
 
 def _of_step(step: StepMetrics | None) -> Iterator[Gauge]:
     if step is None:
         return
-    yield Gauge("holmes_run_steps_done", "Steps the training has come to.", step.step + 1)
+    yield Gauge("holmes_run_steps_done", "Steps that the training has completed.", step.step + 1)
     if step.loss is not None:
         yield Gauge("holmes_run_loss", "Loss of the last step.", step.loss)
     yield Gauge("holmes_run_step_seconds", "Seconds of the last step.", step.step_s)
     if step.exposed_s is not None:
-        yield Gauge("holmes_run_network_wait_seconds", "Seconds of it that the network was waited for.", step.exposed_s)
-    yield Gauge("holmes_run_tokens_per_second", "Tokens a second in the last step.", step.tokens_per_s)
+        yield Gauge("holmes_run_network_wait_seconds", "Seconds of it spent waiting for the network.", step.exposed_s)
+    yield Gauge("holmes_run_tokens_per_second", "Tokens per second in the last step.", step.tokens_per_s)
     if step.mfu:
-        yield Gauge("holmes_run_mfu_ratio", "Model FLOPs of a rank against its GPU's peak.", step.mfu)
+        yield Gauge("holmes_run_mfu_ratio", "Model FLOP/s of a rank over the peak of its GPU.", step.mfu)
     if step.memory_bytes is not None:
-        yield Gauge("holmes_run_memory_bytes", "Most memory that a rank has held.", step.memory_bytes)
+        yield Gauge("holmes_run_memory_bytes", "Peak memory of the rank that uses the most.", step.memory_bytes)
     for port in step.interfaces:
         where = {"host": port.host, "device": port.netdev}
         yield Gauge("holmes_run_interface_sent_bytes", "Sent in the last step.", port.sent_bytes, where)

@@ -1,4 +1,4 @@
-"""Files of ranks, traces and memory reports, which arrive in parts from the nodes and lie in the run's folder."""
+"""Traces and memory reports of ranks. They arrive from the nodes in parts and are kept in the run's folder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from holmes_runtime.config.strict_json import parse
 from launcher.journal.read_folder import reading
 
 FOLDER = "ranks"
-MAX_BYTES = 1 << 28  # of a file in the run's folder
+MAX_BYTES = 1 << 28  # limit of a file in the run's folder
 MAX_TRACE_BYTES = 32 * MIB  # unpacked: MAX_SPANS are 10 MB of text
-MAX_TRACE_VALUES = 10 * MAX_SPANS  # a span has 4, a name some commas of C++
+MAX_TRACE_VALUES = 10 * MAX_SPANS  # a span has 4 values, and the C++ names contain commas
 _GZIP = 31  # zlib's wbits for one gzip member with its checksum
 
 
@@ -34,7 +34,7 @@ class FilePart(NamedTuple):
 
 
 def misfit_of_part(message: RankFile) -> str | None:
-    """Return why the message is no part of a rank's file; None if it is one."""
+    """Return why the message is not a part of a rank's file; None if it is one."""
     if not 0 <= message.offset < MAX_BYTES:
         return f"RankFile from byte {message.offset} on; a file has at most {MAX_BYTES}"
     try:
@@ -45,12 +45,12 @@ def misfit_of_part(message: RankFile) -> str | None:
 
 
 def file_part(message: RankFile) -> FilePart:
-    """Return the part that a node sent, ready to be written."""
+    """Return the part that a node sent, ready to write."""
     return FilePart(rank_file(message.file, message.rank), message.offset, base64.b64decode(message.data))
 
 
 def write_part(run_folder: Path, part: FilePart) -> None:
-    """Write a part at its offset. Offset 0 replaces the file, and a part may arrive twice."""
+    """Write a part at its offset. Offset 0 replaces the file. The same part may arrive twice."""
     path = run_folder / FOLDER / part.name
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with open(path, "r+b" if part.offset and path.exists() else "wb", opener=private_opener) as file:
@@ -59,7 +59,7 @@ def write_part(run_folder: Path, part: FilePart) -> None:
 
 
 def read_traces(run_folder: Path) -> Iterator[RankTrace]:
-    """Yield the received traces, by file name. Raises HolmesError naming one that cannot be read."""
+    """Yield the received traces in order of file names. Raises HolmesError naming one that cannot be read."""
     for path in sorted((run_folder / FOLDER).glob("trace-rank*.json.gz")):
         with reading(path, "remove it to see the others", ANSWER_IS_NO):
             text = _unpacked(read_regular(path, MAX_TRACE_BYTES, inside=run_folder)).decode("ascii")

@@ -1,4 +1,4 @@
-"""The one way to read any user's run folder. HolmesError is the only exception that it raises."""
+"""Reading a run folder, whoever wrote it. HolmesError is the only exception raised."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def open_in(folder: Path, path: Path, max_bytes: int) -> BinaryIO:
     """Open a regular file inside a run's folder.
 
     Raises:
-        HolmesError: it is none, holds more than `max_bytes`, or cannot be read.
+        HolmesError: it is not a regular file, is larger than `max_bytes`, or cannot be read.
     """
     with reading(path):
         return open_regular(path, max_bytes, inside=folder)
 
 
 def read_in(folder: Path, path: Path, max_bytes: int) -> bytes | None:
-    """Return the bytes of a file of a run's folder, None if it is absent.
+    """Return the bytes of a file in a run's folder, None if it is absent.
 
     Raises:
-        HolmesError: as `open_in`.
+        HolmesError: as for `open_in`.
     """
     if not is_there(path):
         return None

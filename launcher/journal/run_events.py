@@ -1,4 +1,4 @@
-"""The events of a run: one kind of record for the screen, for `--json` and for the run folder."""
+"""The events of a run: the same records go to the screen, to `--json` and to the run folder."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Notice:
     text: str
 
 
-SHOWN_CHARACTERS = 60  # of a line, in an error
+SHOWN_CHARACTERS = 60  # of a line, in an error message
 LATEST_S = 253_402_300_799.0  # Unix time of the last second of the year 9999
-MAX_STEPS = 2**53  # above, not all whole numbers are floats
+MAX_STEPS = 2**53  # larger integers are not all exact as floats
 MAX_STEP_S = 1e9  # thirty years
 
 RunEvent = NodeState | LogLine | Notice | RankNotice | GroupRecord | StepMetrics | AppliedOuterSync
@@ -58,7 +58,7 @@ _KINDS: dict[str, type[RunEvent]] = {
 
 
 class View(Protocol):
-    """Shows the run while it lasts."""
+    """Shows a run while it lasts."""
 
     def show(self, event: RunEvent) -> None:
         """Show an event."""
@@ -71,7 +71,7 @@ class View(Protocol):
 
 
 class Silent:
-    """The view of a detached controller: it discards everything, as readers use the run folder."""
+    """The view of a detached controller. It discards everything, as readers use the run folder."""
 
     def show(self, event: RunEvent) -> None:
         """Discard the event."""
@@ -84,7 +84,7 @@ class Silent:
 
 
 def to_line(event: RunEvent) -> str:
-    """Return the event as one line of JSON, with its kind and the present time."""
+    """Return the event as one line of JSON, with its kind and the current time."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(event, cls))
     return json.dumps({"event": kind, "time_s": time.time(), **encode(type(event), event)})
 
@@ -97,7 +97,7 @@ class WrittenEvent(NamedTuple):
 
 
 def from_line(line: str) -> WrittenEvent:
-    """Return the event that `to_line` wrote. Raises ValueError for anything else, and for impossible numbers."""
+    """Return the event that `to_line` wrote. Raises ValueError for any other line and for impossible numbers."""
     data = json_values(line)
     kind = data.get("event") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -114,4 +114,4 @@ def from_line(line: str) -> WrittenEvent:
 
 def _check(is_possible: bool, key: str, value: float) -> None:
     if not is_possible:
-        raise ValueError(f"{key}: {value} is of no run")
+        raise ValueError(f"{key}: {value} is not possible in a run")

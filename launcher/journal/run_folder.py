@@ -40,25 +40,25 @@ LOCK_FILE = "controller.lock"
 SEEN_FILE = "seen.json"
 PROFILE_FILE = "profile.json.gz"
 LOGS = "logs"
-SPARE_FILE, SPARE_BYTES = ".spare", 1 << 18  # given back when the disk is full, so that run.json gets its last state
+SPARE_FILE, SPARE_BYTES = ".spare", 1 << 18  # freed when the disk is full, so that run.json gets its last state
 _ISLAND = re.compile(rf"{ISLAND}(0|[1-9][0-9]{{0,3}})", re.ASCII)
 
 
 def new_run_id() -> str:
-    """Return a name for a run: its start (UTC), and four random digits."""
+    """Return a new run id: the start time (UTC) and four random hex digits."""
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
 
 
 class RunFolder:
-    """The folder to which one process at a time writes a run.
+    """A run's folder, to which one process at a time writes.
 
-    Once the run has begun, a full disk costs it no step: data without room is dropped, and `lacks_room` is set.
+    Once the run has begun, a full disk does not stop it: data without room is dropped, and `lacks_room` is set.
     """
 
     def __init__(self, path: Path, run_id: str | None = None) -> None:
-        """Create the folder if it is absent. `run_id` is its name by default; that of an island is longer.
+        """Create the folder if it is absent. `run_id` is its name by default; an island has a longer id.
 
-        Raises HolmesError if another process writes in it.
+        Raises HolmesError if another process writes to it.
         """
         self.path, self.run_id, self.lacks_room = path, run_id or path.name, False
         try:
@@ -68,7 +68,7 @@ class RunFolder:
             self._lock = open(path / LOCK_FILE, "w", encoding="utf-8", opener=private_opener)  # noqa: SIM115
         except OSError as error:
             raise HolmesError(
-                f"{path}: cannot be made: {error.strerror}", "choose another folder with `--runs`"
+                f"{path}: cannot be created: {error.strerror}", "choose another folder with `--runs`"
             ) from None
         self._hold()
         self._events, self._steps = BoundedLog(path / EVENTS_FILE), StepFile(path)
@@ -77,18 +77,18 @@ class RunFolder:
             (path / SPARE_FILE).write_bytes(os.urandom(SPARE_BYTES))  # random: a file system cannot compress it
 
     def write_files(self, files: Mapping[str, str]) -> None:
-        """Write the files that go to nodes; a later attempt's replace an earlier one's."""
+        """Write the files that go to nodes. A later attempt's files replace earlier ones."""
         for name, text in files.items():
             path = self.path / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(path, text, private=True)
 
     def write_record(self, name: str, record: FileRecord) -> None:
-        """Replace plan.json or inventory.json by the record, signed as this user's. Raises HolmesError."""
+        """Replace plan.json or inventory.json by the record, signed by this user. Raises HolmesError."""
         write_signed(self.path / name, record, private=True)
 
     def write_run(self, run: Run) -> None:
-        """Replace run.json. Raises HolmesError if it is the first and cannot be written."""
+        """Replace run.json. Raises HolmesError if the first write fails."""
         try:
             self.write_record(RUN_FILE, run)
         except HolmesError as error:
@@ -115,7 +115,7 @@ class RunFolder:
             write_part(self.path, part)
 
     def write_seen(self, attempt: int, seen: Mapping[int, int]) -> None:
-        """Store how many messages of each node are written down, for a controller that takes over."""
+        """Store how many messages of each node are recorded, for a controller that takes over."""
         text = json.dumps({"attempt": attempt, "seen": {str(rank): count for rank, count in seen.items()}})
         temporary = self.path / f".{SEEN_FILE}"
         with self.as_room_allows():
@@ -125,7 +125,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def as_room_allows(self) -> Iterator[None]:
-        """Drop data for which a full disk has no room."""
+        """Drop data that a full disk has no room for."""
         try:
             yield
         except OSError as error:
@@ -143,14 +143,14 @@ class RunFolder:
         self._lock.close()
 
     def _hold(self) -> None:
-        """Lock out other controllers until the lock is closed or this process ends. Not every file system supports
+        """Lock out other controllers until the lock is closed or this process ends. Some file systems do not support
         it."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise HolmesError(
                 f"{self.path}: another process watches this run",
-                f"`holmes attach {self.run_id}` looks at it",
+                f"`holmes attach {self.run_id}` shows it",
                 ANSWER_IS_NO,
             ) from None
         except OSError:
@@ -174,7 +174,7 @@ def new_folder(runs: Path) -> RunFolder:
 def island_folders(path: Path) -> tuple[Path, ...]:
     """Return the run folders of the islands in a run's folder, in order; none for an ordinary run or an island.
 
-    Links are ignored: one that leads back would make islands without end.
+    Links are ignored: a link to a folder above would make an endless chain of islands.
     """
     if is_island(path) or not is_there(path):
         return ()
@@ -185,7 +185,7 @@ def island_folders(path: Path) -> tuple[Path, ...]:
 
 
 def is_island(path: Path) -> bool:
-    """Return True if `path` is the folder of an island, inside that of the whole run."""
+    """Return True if `path` is the folder of an island inside the folder of the whole run."""
     return _ISLAND.fullmatch(path.name) is not None and holds_run(path.parent)
 
 
@@ -200,9 +200,9 @@ def read_run(path: Path) -> Run:
 
 
 def read_own(cls: type[F], path: Path, name: str) -> F:
-    """Return the record in `name` of a run folder. Raises HolmesError if this user's Holmes did not write it here.
+    """Return the record in `name` of a run folder. Raises HolmesError if this user's Holmes did not write it there.
 
-    Code that acts on processes and hosts because of a run folder reads it by this.
+    Code that acts on processes and hosts because of a run folder must read it with this function.
     """
     signed = read_signed(cls, path / name, inside=path)
     if not signed.is_own:
@@ -219,7 +219,7 @@ def read_own_plan(path: Path) -> Plan | IslandsPlan:
 
 
 def read_seen(path: Path, attempt: int) -> dict[int, int]:
-    """Return the number of stored messages of each node in that attempt."""
+    """Return the number of stored messages of each node in the given attempt."""
     text = read_in(path, path / SEEN_FILE, MIB)
     if text is None:
         return {}

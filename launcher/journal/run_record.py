@@ -1,4 +1,4 @@
-"""The record of a run: write down and show every event, keep the steps, and make run.json from them."""
+"""The record of a run: store and show every event, collect the steps, and make run.json from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.journal.step_metrics import StepMetrics, StepTotals, traffic_per_s
 
 
 class RunRecord:
-    """The record of one run. `attempt_steps` are the last attempt's, from which run.json has speed and traffic."""
+    """The record of one run. `attempt_steps` has the steps of the last attempt, for speed and traffic in run.json."""
 
     def __init__(
         self,
@@ -29,15 +29,15 @@ class RunRecord:
         is_island: bool = False,
         is_bundled: bool = True,
     ) -> None:
-        """Begin a record. `exports`: the folder for Prometheus. `code`: the user's own code as sent.
+        """Begin a record. `exports` is the folder for Prometheus. `code` is the user's own code as sent.
 
-        A trainer that not `is_bundled` begins at a step of its own.
+        A trainer that is not `is_bundled` chooses its own first step.
         """
         self._folder, self._view, self._settings, self._code = folder, view, settings, code
         self._prometheus = PrometheusFile(exports, folder.run_id) if exports else None
         self._is_island, self._is_bundled, self._has_joined = is_island, is_bundled, False
         self.steps_skipped = 0
-        self._begun_steps = 0  # steps of the checkpoint from which an island began; it took none before
+        self._begun_steps = 0  # steps of the checkpoint from which an island began; the island itself took none of them
         self._started_at_s = time.time()
         self._first: StepMetrics | None = None
         self._last: StepMetrics | None = None
@@ -48,11 +48,11 @@ class RunRecord:
         self._best: str | None = None
         self._early_stop: str | None = None
         self._says_full = False
-        self._compares = False  # every step compares what travels between hosts
+        self._compares = False  # every step compares digests of the data sent between hosts
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
-        """Forget the steps and groups of the attempt before."""
+        """Forget the steps and groups of the previous attempt."""
         self.attempt_steps = StepTotals()
         self._groups: dict[tuple[str | None, str | None], int] = {}
 
@@ -63,14 +63,14 @@ class RunRecord:
 
     @property
     def steps_done(self) -> int:
-        """The number of steps of this run, each counted once however many attempts did it."""
+        """The number of steps of this run. A step that several attempts took counts once."""
         if self._first is None or self._last is None:
             return 0
         begun = min(self._begun_steps, self._first.step) if self._is_island else self._first.step
         return self._last.step - begun + 1
 
     def remember(self, run: Run) -> None:
-        """Continue the record of another controller."""
+        """Continue the record that another controller began."""
         self._started_at_s, self._code = run.started_at_s, run.code
         self._origin, self.safe_steps, self._bad_lines_skipped = run.origin, run.safe_steps, run.bad_lines_skipped
         self._best_steps, self._best, self._early_stop = run.best_steps, run.best_checkpoint, run.early_stop
@@ -79,7 +79,7 @@ class RunRecord:
             self._take_step(step)
 
     def take(self, event: RunEvent) -> None:
-        """Write an event down, and show it."""
+        """Store an event and show it."""
         self._folder.write_event(event)
         self._show(event)
         if self._folder.lacks_room and not self._says_full:
@@ -118,11 +118,11 @@ class RunRecord:
             self.safe_steps = event.safe_steps
 
     def _show(self, event: RunEvent) -> None:
-        with self._folder.as_room_allows():  # the screen may be a file on that disk, too
+        with self._folder.as_room_allows():  # the screen output may go to a file on the same disk
             self._view.show(event)
 
     def _count_skipped(self, following: int, step: int) -> None:
-        """Count the steps before `step` that an island has not taken; show a notice for those it was away for."""
+        """Count the steps before `step` that an island missed, and show a notice about them."""
         skipped = step - following
         if skipped > 0:
             self.steps_skipped += skipped
@@ -136,7 +136,7 @@ class RunRecord:
             self._last = step
 
     def say(self, text: str) -> None:
-        """Write down and show a notice."""
+        """Store and show a notice."""
         self.take(Notice(text))
 
     def write(
@@ -148,7 +148,7 @@ class RunRecord:
         exit_code: int | None = None,
         not_ended: tuple[str, ...] = (),
     ) -> Run:
-        """Replace run.json by the present state of the run, and return it. Speed and traffic are the last attempt's."""
+        """Replace run.json by the current state of the run, and return it. Speed and traffic are the last attempt's."""
         latest = self.attempt_steps
         seconds = latest.median_step_s
         tokens = plan.job.global_batch_size * plan.job.model.seq_length

@@ -1,4 +1,4 @@
-"""Every run of this user on this controller, found from any folder: links in ~/.local/state/holmes/runs."""
+"""Every run of this user on this controller, found from any folder through links in ~/.local/state/holmes/runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoredRun:
 
     @property
     def watched(self) -> Watched:
-        """The state of the run's controller; one on another machine, as in a batch job, may be alive."""
+        """The state of the run's controller. A controller on another machine, as in a batch job, may be alive."""
         if self.run.state != "running":
             return "ended"
         if self.run.controller is None:
@@ -40,7 +40,7 @@ class StoredRun:
 
     @property
     def goes_on(self) -> bool:
-        """True while its ranks train. A detached run needs no controller, unless it has islands that meet there."""
+        """True while its ranks train. A detached run needs a controller only if it has islands, which meet there."""
         goes_on_alone = self.run.settings.detached and not self.islands
         return self.run.state == "running" and (self.watched != "unwatched" or goes_on_alone)
 
@@ -51,15 +51,15 @@ class StoredRun:
 
     @property
     def whole(self) -> StoredRun | None:
-        """The run to which this island belongs; None if it is none."""
+        """The run to which this island belongs; None if this is not an island."""
         above = self.folder.parent
         return StoredRun(above, read_run(above)) if is_island(self.folder) else None
 
     @property
     def steps_done(self) -> int:
-        """The number of steps of the training, by the last line of its metrics; run.json is older.
+        """The number of steps of the training, by the last line of its metrics, which is newer than run.json.
 
-        For a run of islands, the number of the one that is furthest.
+        For a run of islands, it is the number of the island that is furthest.
         """
         islands = self.islands
         if islands:
@@ -99,7 +99,7 @@ def all_runs() -> list[StoredRun]:
 
 
 def find_run(name: str) -> StoredRun:
-    """Return the run of that id, unique start of an id, or folder. Raises HolmesError for none or several."""
+    """Return the run with that id, unique prefix of an id, or folder. Raises HolmesError for none or several."""
     if holds_run(Path(name)):
         folder = Path(os.path.realpath(name))
         return StoredRun(folder, read_run(folder))
@@ -116,25 +116,25 @@ def find_run(name: str) -> StoredRun:
 
 
 def last_run() -> StoredRun:
-    """Return the run that was started last. Raises HolmesError if there is none."""
+    """Return the run that started last. Raises HolmesError if there is none."""
     runs = all_runs()
     if not runs:
-        raise HolmesError("no run was started from here by you", "`holmes launch plan.json` starts one")
+        raise HolmesError("you have started no run on this machine", "`holmes launch plan.json` starts one")
     return max(runs, key=lambda stored: stored.run.started_at_s)
 
 
 def this_process() -> Controller:
-    """Return this process as a run's controller."""
+    """Return this process as the controller of a run."""
     return Controller(pid=os.getpid(), start_ticks=_start_ticks(os.getpid()) or 0, host=socket.gethostname())
 
 
 def is_alive(controller: Controller) -> bool:
-    """Return True if that very process still runs; its id alone may have been reused."""
+    """Return True if the very process still runs. The id alone could belong to a newer process."""
     return _start_ticks(controller.pid) == controller.start_ticks
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return field 22 of /proc/PID/stat, None if the process is absent or has ended; 0 where there is no /proc."""
+    """Return field 22 of /proc/PID/stat, None if the process is absent or has ended, and 0 without /proc."""
     if not Path("/proc/self/stat").exists():
         with contextlib.suppress(OSError):
             os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one step per line. Earlier steps of a long run are thinned out, so that it covers the whole run."""
+"""metrics.jsonl: one step per line. In a long run earlier steps are thinned out, so that the file covers all of it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from launcher.journal.run_events import MAX_STEPS, from_line, to_line
 from launcher.journal.step_metrics import StepMetrics
 
 METRICS_FILE = "metrics.jsonl"
-MAX_BYTES = 32 * MIB  # read in seconds, and 20,000 steps of 4 hosts
+MAX_BYTES = 32 * MIB  # holds 20,000 steps of 4 hosts, and is read in seconds
 LONGEST_LINE = 4 * MIB  # of a step, with one entry for each interface of each host
 _NOT_EVALUATED = '"eval_loss": null'
 
 
 class StepFile:
-    """Appends steps, each at once. When it holds `most_bytes`, every other step of its first half is dropped."""
+    """Appends steps, each one immediately. At `most_bytes`, every other step of the first half is dropped."""
 
     def __init__(self, folder: Path, most_bytes: int = MAX_BYTES) -> None:
         self._path, self._most_bytes = folder / METRICS_FILE, most_bytes
         self._open()
 
     def write(self, step: StepMetrics) -> None:
-        """Append a step, with the time."""
+        """Append a step with the current time."""
         append(self._file, f"{to_line(step)}\n".encode())
         if self._file.tell() > self._most_bytes:
-            with contextlib.suppress(OSError):  # a full disk: another time
+            with contextlib.suppress(OSError):  # the disk is full: try again later
                 self._thin_out()
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class StepFile:
 
 
 def _every_other(lines: Iterable[str]) -> Iterator[str]:
-    """Yield every other line, counted apart for steps with and without evaluation, which may be every tenth."""
+    """Yield every other line. Steps with and without evaluation are counted apart, as only every tenth may have one."""
     counts = {True: 0, False: 0}
     for line in lines:
         is_evaluated = _NOT_EVALUATED not in line
@@ -74,12 +74,12 @@ class WrittenStep(NamedTuple):
 
 
 def read_steps(folder: Path, most: int) -> list[StepMetrics]:
-    """Return at most `most` steps in order, evenly spaced, with the first and the last. Raises HolmesError."""
+    """Return at most `most` steps in order, evenly spaced, including the first and last. Raises HolmesError."""
     return [written.step for written in read_written(folder, most)]
 
 
 def read_written(folder: Path, most: int) -> list[WrittenStep]:
-    """Return the same steps, each with its time."""
+    """Return the steps of `read_steps`, each with its time."""
     path = folder / METRICS_FILE
     text = read_in(folder, path, 2 * MAX_BYTES)
     if text is None:

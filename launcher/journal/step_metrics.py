@@ -1,4 +1,4 @@
-"""Merge the reports of all ranks to one record per step: loss, tokens/s, and bytes of every interface."""
+"""Merge the reports of all ranks into one record per step: loss, tokens/s, and bytes of every interface."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from holmes_runtime.config.rank_metrics import AppliedOuterSync, ByteCounters, R
 from holmes_runtime.config.verdicts import Verdict
 from launcher.prepare.prepare import planned_rdma_ports
 
-MAX_OPEN = 8  # outer syncs that some ranks have yet to report: ranks are one apart at most
+MAX_OPEN = 8  # outer syncs not yet reported by all ranks; ranks are at most one apart
 
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """Bytes that one interface of one host moved in one step, or one RDMA port, `mlx5_0:1`."""
+    """Bytes that one interface, or one RDMA port such as `mlx5_0:1`, of one host moved in one step."""
 
     host: str
     netdev: str
@@ -29,14 +29,14 @@ class StepTraffic:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step of the whole job; `step_s` and `exposed_s`, waiting for the network, are the slowest rank's.
+    """One step of the whole job.
 
-    `compute_s`, forward and backward without waits, is the busiest rank's.
-    `grad_norm` is None for a step that fp16 skipped, `eval_loss` where nothing was evaluated. `tflops_per_s` and `mfu`
-    are of one rank, at the pace of the whole; `mfu` is 0 where a GPU's peak is not known. `memory_bytes` is the fullest
-    rank's. Of a trainer's own command the loss is known, None where it is not finite, and the
-    rest that may be None is not; its first step has no `interfaces`, as it begins with the run.
-    `verdicts` are sentences on hosts and links that are slower than planned, and on edges that were adapted.
+    `step_s` and `exposed_s`, the wait for the network, are the slowest rank's. `compute_s`, the forward and backward
+    without waits, is that of the busiest rank. `memory_bytes` is that of the fullest rank. `grad_norm` is None for a
+    step that fp16 skipped, and `eval_loss` where nothing was evaluated. `tflops_per_s` and `mfu` are per rank, at the
+    pace of the whole job; `mfu` is 0 if the peak of a GPU is unknown. A trainer's own command reports only its loss,
+    None if not finite, and other fields that may be None are; its first step has no `interfaces`, as it begins with
+    the run. `verdicts` are sentences on hosts and links that are slower than planned, and on edges that were adapted.
     """
 
     step: int
@@ -56,7 +56,7 @@ class StepMetrics:
 
 
 class FinishedStep(NamedTuple):
-    """A step that all ranks have finished, with rank 0's verdicts and an island's outer sync, if any.
+    """A step that all ranks have finished, with the verdicts of rank 0 and an island's outer sync, if any.
 
     `gradients_s` is the longest time that a rank waited for gradients and weights.
     """
@@ -68,7 +68,7 @@ class FinishedStep(NamedTuple):
 
 
 class StepCollector:
-    """Holds the ranks' metrics of a step until all have arrived."""
+    """Collects the metrics of a step until all ranks have reported."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -76,27 +76,27 @@ class StepCollector:
         self._outer_syncs: dict[int, dict[int, AppliedOuterSync]] = {}
 
     def add(self, metrics: RankMetrics) -> FinishedStep | None:
-        """Return the step once the last of its ranks has finished it; None before."""
+        """Return the step once its last rank has finished it; None before."""
         by_rank = self._waiting.setdefault(metrics.step, {})
         by_rank[metrics.rank] = metrics
         if len(by_rank) < self._plan.world_size:
             return None
-        # A rank's steps come in order: an earlier one that still waits has lost messages, and never comes.
+        # A rank's steps come in order: an earlier step that is still open has lost messages and never completes.
         self._waiting = {step: ranks for step, ranks in self._waiting.items() if step > metrics.step}
         return self._merge([by_rank[rank] for rank in sorted(by_rank)])
 
     def add_outer_sync(self, applied: RankOuterSync) -> Iterator[AppliedOuterSync]:
-        """Yield the outer sync of a trainer's own command once the last of its ranks has applied it."""
+        """Yield an outer sync of a trainer's own command once its last rank has applied it."""
         by_rank = self._outer_syncs.setdefault(applied.outer.exchange, {})
         by_rank[applied.rank] = applied.outer
         if len(by_rank) == self._plan.world_size and (exchange := _exchange([*by_rank.values()])) is not None:
-            self._outer_syncs.clear()  # an earlier one that still waits has lost messages
+            self._outer_syncs.clear()  # an earlier one that is still open has lost messages
             yield exchange
         elif len(self._outer_syncs) > MAX_OPEN:
             del self._outer_syncs[next(iter(self._outer_syncs))]
 
     def _merge(self, ranks: Sequence[RankMetrics]) -> FinishedStep:
-        """Merge the metrics of all `ranks`, in order, to one step."""
+        """Merge the metrics of all `ranks`, in order, into one step."""
         step_s = max(rank.step_s for rank in ranks)
         evaluated = [rank.eval_loss for rank in ranks if rank.eval_loss is not None]
         verdicts = tuple(verdict for rank in ranks for verdict in rank.verdicts)
@@ -139,7 +139,7 @@ def _exchange(ranks: Sequence[AppliedOuterSync]) -> AppliedOuterSync | None:
 
 
 class StepTotals:
-    """Running totals over the steps of an attempt: a run may have millions."""
+    """Running totals over the steps of an attempt, which may be millions."""
 
     def __init__(self) -> None:
         self.count = self._counted = 0
@@ -158,13 +158,13 @@ class StepTotals:
 
     @property
     def median_step_s(self) -> float | None:
-        """Median seconds of a step; None without one."""
+        """Median seconds of a step; None if there are no steps."""
         return median_s(self._seconds) if self.count else None
 
     def mean_bytes(self, host: str, counters: Sequence[str]) -> ByteCounters | None:
-        """Return the mean bytes per step of some counters of a host together, over the steps that have traffic at all.
+        """Return the mean bytes per step that some counters of a host moved together, over all steps with traffic.
 
-        None unless each is known in all of these.
+        None unless every counter is known in all of these steps.
         """
         found = [self._moved.get((host, counter), (0, ByteCounters(0, 0))) for counter in counters]
         if not self._counted or not found or any(known < self._counted for known, _ in found):
@@ -174,13 +174,13 @@ class StepTotals:
 
 
 def median_s(steps_s: Sequence[float]) -> float:
-    """Return the median seconds of all steps but the first, which sets up connections and caches, if there are
-    others."""
+    """Return the median seconds of all steps. If there are several, the first is left out: it sets up connections and
+    caches."""
     return statistics.median(steps_s[1:] if len(steps_s) > 1 else steps_s)
 
 
 def by_interface(traffic: Iterable[InterfaceTraffic]) -> tuple[InterfaceTraffic, ...]:
-    """Return one entry per interface, as counters have: traffic of two networks on one interface adds up."""
+    """Return one entry per interface, as counters do: the traffic of two networks on one interface adds up."""
     merged: dict[tuple[str, str], InterfaceTraffic] = {}
     for port in traffic:
         known = merged.get((port.host, port.netdev))
@@ -199,11 +199,11 @@ def _added(one: InterfaceTraffic, other: InterfaceTraffic) -> InterfaceTraffic:
 
 
 def traffic_per_step(steps: StepTotals, plan: Plan) -> tuple[MeasuredTraffic, ...]:
-    """Return the mean bytes per step over each interface the plan names, in the plan's order.
+    """Return the mean bytes per step over each interface that the plan names, in plan order.
 
     Where a group uses RDMA on an interface's network, the entry also has the bytes of the host's planned RDMA ports.
-    The mean is over all steps: weights that a step gathers travel into the next one, so the first counts too few, the
-    last too many.
+    The mean is over all steps: weights that a step gathers are partly sent during the next step, so the first step
+    counts too few and the last too many.
     """
     ports = {node.host: planned_rdma_ports(node) for node in plan.nodes}
     by_rdma = rdma_interfaces(plan)
@@ -227,7 +227,7 @@ def traffic_per_step(steps: StepTotals, plan: Plan) -> tuple[MeasuredTraffic, ..
 
 
 def rdma_interfaces(plan: Plan) -> frozenset[tuple[str, str]]:
-    """Return host and interface of each member of a group that uses RDMA, which the interface does not count."""
+    """Return the host and interface of each member of a group that uses RDMA; the interface does not count RDMA."""
     return frozenset(
         (plan.ranks[rank].host, interface)
         for group in plan.groups

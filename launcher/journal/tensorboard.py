@@ -1,4 +1,4 @@
-"""A run's steps as an event file of scalars, which TensorBoard shows, by the optional package of that name."""
+"""A run's steps as a TensorBoard event file of scalars, written by the optional package tensorboard."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def require_tensorboard() -> None:
     """Raise HolmesError unless the package is installed here."""
     try:
         import tensorboard.summary.writer.record_writer  # noqa: F401
-    except Exception as error:  # also of a protobuf that does not fit the package
+    except Exception as error:  # also raised for a protobuf that does not fit the package
         raise HolmesError(
             f"an event file needs the Python package tensorboard: {error}", "install it here: `pip install tensorboard`"
         ) from None
 
 
 def write_event_file(folder: Path, run_id: str, steps: Iterable[WrittenStep]) -> Path:
-    """Write the event file in `folder`, creating it; replace one of the same run.
+    """Write the event file to `folder`, creating the folder if needed. Replace an earlier file of the same run.
 
-    Steps are counted from 1, each at its end time. `require_tensorboard` comes first. Raises HolmesError on failure.
+    Steps are counted from 1, each at its end time. Call `require_tensorboard` first. Raises HolmesError on failure.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -58,7 +58,7 @@ def _scalars(step: StepMetrics) -> Iterator[tuple[str, float]]:
         "optimizer/gradient norm": step.grad_norm,
         "optimizer/learning rate": step.learning_rate,
         "speed/tokens per second": step.tokens_per_s,
-        "speed/seconds a step": step.step_s,
+        "speed/seconds per step": step.step_s,
         "speed/seconds of compute, busiest rank": step.compute_s,
         "speed/seconds waited for the network, slowest rank": step.exposed_s,
         "speed/MFU": step.mfu or None,

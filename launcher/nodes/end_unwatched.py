@@ -18,7 +18,7 @@ from launcher.prepare.user_variables import UserVariables
 
 
 def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
-    """End the run everywhere and record it as stopped. Return a line for each host with processes left."""
+    """End the run everywhere and record it as stopped. Return a line for each host where processes are left."""
     attempt = Attempt(stored.run.run_id, stored.run.attempt, stored.run.settings.detached)
     nodes = RunningNodes(prepare(plan, attempt, UserVariables({}, {})), True, Interrupts())
     left = nodes.each(_end)

@@ -1,4 +1,4 @@
-"""Ctrl-C in a launch: noted whenever it comes, raised only where the launch looks for it."""
+"""Ctrl-C in a launch: recorded whenever it comes, raised only where the launch checks for it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Result = TypeVar("Result")
 class Interrupts:
     """Requests to end a launch. Each is raised once: the first means "save and end", the second "at once".
 
-    Python would raise KeyboardInterrupt at any instruction. Raised just after a thread took a lock, nothing releases
-    that lock, and the ending itself waits for it for ever.
+    Python itself raises KeyboardInterrupt at any instruction. If that happens just after a thread takes a lock, the
+    lock is never released, and the code that ends the run waits for it forever.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def raised_during(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, which a signal interrupts at any instruction: long work without locks."""
+        """Return the result of `work`, which a signal interrupts at any instruction: for long work without locks."""
         self.heed()
         self._raises_now = True
         try:
@@ -59,8 +59,8 @@ class Interrupts:
 
 @contextlib.contextmanager
 def signals_call(take: Callable[[], None]) -> Iterator[None]:
-    """Within, have `take` called when a signal asks this process to end, and nothing else happen. Ignored signals
-    stay ignored."""
+    """Call `take`, and do nothing else, when a signal asks this process to end. Ignored signals stay
+    ignored."""
     before = {}
     try:
         if threading.current_thread() is threading.main_thread():  # the others get no signals

@@ -1,4 +1,4 @@
-"""Measure the `compute:` of job.yaml, the cost of a step on a slot of a host, there and by the runtime's trials."""
+"""Measure the `compute:` of job.yaml, the cost of a step on a slot, on a host with the runtime's trials."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from launcher.prepare.bundle import RUNTIME_PACKAGE, Parcel, activated
 from launcher.prepare.prepare import code_files, model_file, runtime_files
 from launcher.prepare.user_variables import UserVariables
 
-TIMEOUT_S = 900.0  # layers are compiled first where the job compiles them
+TIMEOUT_S = 900.0  # if the job compiles layers, this includes compiling them
 
 
 def measure_compute(job: Job, host: str, access: Access, slots: int, variables: UserVariables) -> str:
-    """Return the lines of YAML, measured in `slots` processes at once on `host`, or on so many GPUs.
+    """Return the lines of YAML, measured on `host` in `slots` processes at once, or on that many GPUs.
 
     `variables` holds the model's file or code, if it is the user's own. Raises HostError with the host's message.
     """
@@ -28,7 +28,7 @@ def measure_compute(job: Job, host: str, access: Access, slots: int, variables: 
         raise HostError(
             host,
             "files",
-            "its Python is in a container, in which nothing is measured from here",
+            "its Python is in a container, and Holmes cannot measure there",
             f"run this in the container, where Holmes is installed: `{words}`",
         )
     parcel = Parcel({**runtime_files(), **variables.files, **code_files(variables)})
@@ -37,7 +37,7 @@ def measure_compute(job: Job, host: str, access: Access, slots: int, variables: 
         if unpacked.exit_code:
             said = " | ".join(last_lines(unpacked.stderr, SHOWN_LINES))
             raise HostError(host, "files", f"cannot unpack the runtime: {said}", "see that its home is writable")
-        # torch warns where a machine's own address has no name
+        # torch warns if the machine's own address has no name
         command = f'cd "{parcel.folder}" && TORCH_CPP_LOG_LEVEL=ERROR exec {words}'
         done = connection.run(activated(access, command), b"", TIMEOUT_S)
     if done.exit_code:
@@ -49,14 +49,14 @@ def measure_compute(job: Job, host: str, access: Access, slots: int, variables: 
 
 
 def trial_words(job: Job, slots: int) -> list[str]:
-    """Return the module of the runtime that measures a layer of `job`, with its options; a free micro-batch size is
-    1."""
+    """Return the module of the runtime that measures a layer of `job`, with its options. A micro-batch size that the
+    job leaves open is 1."""
     model = job.model
     keys = ("experts", *model.beyond_bundled) if model.experts is not None else model.beyond_bundled
     if keys:
         raise HolmesError(
-            f"job: model.{keys[0]}: calibrate measures the plain layers of the bundled runtime alone",
-            f"leave `compute` out on GPUs, whose speeds are known, or calibrate the job without model.{keys[0]}",
+            f"job: model.{keys[0]}: calibrate measures only the plain layers of the bundled runtime",
+            f"leave `compute` out on GPUs, whose speeds are known; or calibrate the job without model.{keys[0]}",
         )
     whole = {"device": "cuda", "vocab-size": model.vocab_size, "job-layers": model.num_layers}
     sizes = {

@@ -1,4 +1,4 @@
-"""The connection to one node's agent: it receives messages, sends commands and a heartbeat, and reconnects."""
+"""The connection to one node's agent: it receives messages, sends commands and heartbeats, and reconnects."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ REMOVE_TIMEOUT_S = 4.0
 END_TIMEOUT_S = 15.0
 MAX_HEARD = 10_000  # messages queued here; more wait on the node
 MAX_HEARD_CHARACTERS = 1 << 24  # of queued messages: fewer long ones fit
-MAX_SKIPPED = 20  # lines kept of output that is no message
+MAX_SKIPPED = 20  # kept lines of output that is not a message
 
 
 @dataclass(frozen=True)
 class LinkState:
-    """The state of the connection to a node, in a word or two."""
+    """The state of the connection to a node, in one or two words."""
 
     state: str
 
 
 @dataclass(frozen=True)
 class LinkBroken:
-    """The connection to a node broke off, with the stderr of its transport; a new one is tried."""
+    """The connection to a node broke, with the stderr of its transport. The link tries to reconnect."""
 
     stderr: str
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A node sent an invalid message, for this reason. Nothing more comes from it."""
+    """A node sent an invalid message, for this reason. Nothing more comes from the node."""
 
     reason: str
 
@@ -61,7 +61,7 @@ class Unreadable:
 class LinkClosed:
     """The connection to a node has ended for good.
 
-    `agent_ended`: the agent reported its end; else `exit_code` and `stderr` are those that ended its command.
+    If `agent_ended`, the agent reported its end. Otherwise `exit_code` and `stderr` are from the end of its command.
     """
 
     exit_code: int
@@ -74,9 +74,9 @@ LinkWord = LinkState | LinkBroken | Unreadable | LinkClosed
 
 @dataclass(frozen=True)
 class NodeMessage:
-    """A message of a node, at `heard_s` of the monotonic clock.
+    """A message from a node, received at `heard_s` of the monotonic clock.
 
-    `number` counts the agent's own messages from 1; None for messages of the link itself.
+    `number` counts the agent's own messages from 1. It is None for messages of the link itself.
     """
 
     node_rank: int
@@ -86,11 +86,11 @@ class NodeMessage:
 
 
 class NodeLink:
-    """One node of one attempt. `detached`: the agent runs on without us, so reconnecting is tried for ever."""
+    """The link to one node in one attempt. A `detached` agent runs on without a controller: reconnect forever."""
 
     def __init__(self, bundle: NodeBundle, heard: queue.Queue[NodeMessage], detached: bool) -> None:
         self.bundle = bundle
-        self.opened = False  # the agent was started, or found again
+        self.opened = False  # the agent was started or found again
         self.ended = False  # it reported its end
         self.lost = False  # it is out of reach
         self.closed = False  # nothing more comes from it
@@ -118,7 +118,7 @@ class NodeLink:
         self._open(self.bundle.start_command)
 
     def follow(self, messages_seen: int) -> None:
-        """Connect to a running agent, and continue after the messages already seen. Raises HostError."""
+        """Connect to a running agent and continue after the messages already seen. Raises HostError."""
         self._seen = messages_seen
         self._connection = connect(self.bundle.node.host, self.bundle.node.access)
         self._open(self.bundle.follow_command(messages_seen))
@@ -131,11 +131,11 @@ class NodeLink:
         threading.Thread(target=self._beat, daemon=True).start()
 
     def send(self, command: Command) -> None:
-        """Send the agent a command; a failure to send is ignored."""
+        """Send the agent a command. A failure to send is ignored."""
         self._write(encode(command))
 
     def drop(self) -> None:
-        """Drop a silent connection; a new one is tried."""
+        """Drop a silent connection. The link then reconnects."""
         if self._stream is not None:
             self._stream.abandon()
 
@@ -147,12 +147,12 @@ class NodeLink:
         return "not reached"
 
     def remove_files(self) -> None:
-        """Remove the node's folder wherever it may still exist."""
+        """Remove the node's folder if it still exists and the host can be reached."""
         with contextlib.suppress(HolmesError, OSError, EOFError):
             self._fresh_connection().run(self.bundle.remove_command, b"", REMOVE_TIMEOUT_S)
 
     def close(self) -> None:
-        """Drop all connections without notifying the agent."""
+        """Close all connections without notifying the agent."""
         self._closing.set()
         for stream in (self._stream, self._holding):
             if stream is not None:
@@ -169,7 +169,7 @@ class NodeLink:
         self._heard.put(NodeMessage(self.bundle.node.node_rank, message, time.monotonic(), number))
 
     def _listen(self) -> None:
-        """Forward every message; reconnect when the channel ends before the agent does."""
+        """Forward every message. Reconnect if the channel ends before the agent does."""
         last = self._hear()
         while isinstance(last, LinkClosed) and not last.agent_ended and self._seen and not self._closing.is_set():
             self._tell(LinkBroken(last.stderr))
@@ -183,14 +183,14 @@ class NodeLink:
         self._tell(last)
 
     def _hear(self) -> LinkClosed | Unreadable:
-        """Read the channel to its end, skipping output of login shells and containers before the first message."""
+        """Read the channel to its end. Output of login shells and containers before the first message is skipped."""
         try:
             return self._hear_lines()
         except HostError as error:
             return Unreadable(error.evidence)
 
     def _hear_lines(self) -> LinkClosed | Unreadable:
-        """Read messages as `_hear`. Raises HostError if the host sends more than a line may hold."""
+        """Read messages for `_hear`. Raises HostError if the host sends a line that is too long."""
         assert self._stream is not None
         first = True
         skipped: deque[str] = deque(maxlen=MAX_SKIPPED)
@@ -215,11 +215,11 @@ class NodeLink:
             self._tell(message, self._seen)
         exit_code, stderr = self._stream.wait()
         self.ended = exit_code == NO_FOLDER  # the agent removes it at its end
-        said = "\n".join((*skipped, stderr)) if first else stderr  # either may hold a wrapper's reason for not starting
+        said = "\n".join((*skipped, stderr)) if first else stderr  # either may say why a wrapper did not start
         return LinkClosed(exit_code, said, agent_ended=self.ended)
 
     def _reconnect(self) -> bool:
-        """Find the agent again and return True. An attached one is tried no longer than it would wait."""
+        """Find the agent again and return True. For an attached agent, stop trying when the agent would give up too."""
         deadline = time.monotonic() + SILENCE_LIMIT_S
         while self._detached or time.monotonic() < deadline:
             with contextlib.suppress(HolmesError, OSError, EOFError):

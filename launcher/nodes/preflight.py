@@ -1,6 +1,6 @@
 """The conditions for starting ranks: the checks by name, and their faults.
 
-A fault refuses the launch unless its check is forced by name. Checks without which nothing can start cannot be forced.
+A fault refuses the launch unless its check is forced by name. Checks for what every launch needs cannot be forced.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError, HostError
 
-PROBE_AGAIN = "`holmes probe` and `holmes plan` again, or bring the host back to what it was"
+PROBE_AGAIN = "`holmes probe` and `holmes plan` again, or restore the host to its earlier state"
 
 
 @dataclass(frozen=True)
 class Check:
-    """A named check: its condition, the remedy when it fails, and if a launch may continue in spite of it."""
+    """A named check: its condition, the remedy if it fails, and if a launch may continue after a failure."""
 
     name: str
     makes_sure: str
@@ -24,7 +24,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Fault:
-    """A check that failed on a host. `evidence` has the value seen; `remedy` replaces that of the check."""
+    """A check that failed on a host. `evidence` has the value seen. `remedy`, if any, replaces that of the check."""
 
     check: str
     host: str
@@ -50,13 +50,13 @@ CHECKS = (
     ),
     Check(
         "torch-build",
-        "torch is of a version that runs the plan, and on GPUs of a CUDA that the driver runs",
+        "the version of torch can run the plan, and on GPUs the driver can run its CUDA",
         "install a build that fits: `PYTHON -m pip install 'torch>=2.13,<2.15'` is for the newest CUDA; for an older "
         "driver add `--index-url https://download.pytorch.org/whl/cu126`, or take a newer driver or container",
     ),
     Check("versions", "Python, torch and NCCL are the same on all hosts", "install the same versions everywhere"),
     Check("gpus", "the GPUs are those of the inventory", PROBE_AGAIN),
-    Check("gpus-taken", "no other run has the planned GPUs", "`holmes launch --wait`, or plan without them"),
+    Check("gpus-taken", "no other run has claimed the planned GPUs", "`holmes launch --wait`, or plan without them"),
     Check("gpus-free", "no process uses the planned GPUs", "end it, or wait for it"),
     Check("rdma-ports", "the planned RDMA ports are active", "look at cable, switch and subnet manager with `ibstat`"),
     Check(
@@ -66,7 +66,7 @@ CHECKS = (
     ),
     Check(
         "encryption",
-        "what hosts.yaml wants encrypted between clusters can be",
+        "traffic between clusters can be encrypted as hosts.yaml asks",
         "open UDP port 51820 and following between the hosts; or take `security:` out of hosts.yaml, probe and plan "
         "again",
         False,
@@ -86,7 +86,7 @@ CHECKS = (
     ),
     Check(
         "contents",
-        "the data are what job.yaml takes them for",
+        "the data match job.yaml",
         "as that line says; or name other data in job.yaml, and plan again",
         False,
     ),
@@ -104,7 +104,7 @@ CHECKS = (
         "end what takes it, or set `parallel.optimizer_offload: false` in job.yaml and plan again",
     ),
     Check("memlock", "RDMA may pin memory", "`ulimit -l unlimited` for the SSH user: /etc/security/limits.d"),
-    Check("nccl-settings", "no NCCL setting of the host fights the plan", "remove that line"),
+    Check("nccl-settings", "no NCCL setting of the host contradicts the plan", "remove that line"),
     Check(
         "rendezvous",
         "a port is free for the rendezvous",
@@ -119,7 +119,7 @@ _CHECK_OF_KIND = {"key unknown": "host-keys", "key changed": "host-keys", "files
 
 @dataclass(frozen=True)
 class Preflight:
-    """The outcome: the faults, the names of forced checks, and the steps of checkpoints that hosts have."""
+    """The outcome: the faults, the names of forced checks, and the steps of the checkpoints found on hosts."""
 
     faults: tuple[Fault, ...]
     forced: frozenset[str]
@@ -144,24 +144,24 @@ class Preflight:
 
 
 class PreflightFailed(HolmesError):
-    """The checks refuse the launch; no rank was started and nothing is left on any host."""
+    """The checks refuse the launch. No rank was started, and nothing is left on any host."""
 
     def __init__(self, preflight: Preflight) -> None:
         first = preflight.refusing[0]
         names = dict.fromkeys(fault.check for fault in preflight.refusing)
         count = "one check" if len(names) == 1 else f"{len(names)} checks in all"
         forcing = " ".join(f"--force {name}" for name in names)
-        in_spite = f"; or go on in spite of it: `{forcing}`" if all(_BY_NAME[n].can_be_forced for n in names) else ""
+        in_spite = f"; or go on anyway: `{forcing}`" if all(_BY_NAME[n].can_be_forced for n in names) else ""
         super().__init__(
             f"host {first.host}: preflight check {first.check} failed: {first.evidence}",
-            f"{count} failed, with what to do about it above{in_spite}",
+            f"{count} failed; the remedies are above{in_spite}",
             ANSWER_IS_NO,
         )
         self.preflight = preflight
 
 
 def remedy_of(fault: Fault) -> str:
-    """Return the remedy of a fault."""
+    """Return the remedy for a fault."""
     return fault.remedy or _BY_NAME[fault.check].remedy
 
 
@@ -171,6 +171,6 @@ def host_fault(error: HostError) -> Fault:
 
 
 def unreadable_fault(host: str, reason: str) -> Fault:
-    """Return the fault of a host whose agent and this Holmes do not understand each other."""
+    """Return the fault of a host whose agent and this controller do not understand each other."""
     remedy = "see that nothing else prints to standard output there, such as a shell's start-up files; launch again"
     return Fault("agent", host, f"agent and controller do not understand each other: {reason}", remedy)

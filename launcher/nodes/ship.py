@@ -1,4 +1,4 @@
-"""Send a node its files over the connection's standard input, without those that it already has."""
+"""Send a node its files through the connection's standard input, except those that it already has."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SHOWN_LINES = 10
 
 
 def ship(bundle: NodeBundle, connection: Connection) -> Stream:
-    """Unpack the node's own files, then the parcels it lacks.
+    """Unpack the node's own files, then the parcels that it lacks.
 
     Return the session that holds the files. If it ends before the agent has begun, the host removes them.
 
     Raises:
-        HostError: files could not be unpacked, with the host's message.
+        HostError: files could not be unpacked; it has the host's message.
     """
     holding = connection.open(bundle.hold_command)
     try:
@@ -37,13 +37,13 @@ def ship(bundle: NodeBundle, connection: Connection) -> Stream:
 
 
 def _unpack(bundle: NodeBundle, holding: Stream) -> set[str]:
-    """Return the lines that name lacking parcels. Raises HostError."""
+    """Return the lines that name missing parcels. Raises HostError."""
     answers: queue.Queue[set[str] | HostError] = queue.Queue()
 
     def listen() -> None:
         lacking: set[str] = set()
         try:
-            with contextlib.suppress(OSError, EOFError):  # the host says why it takes no more
+            with contextlib.suppress(OSError, EOFError):  # the host then says why it stopped reading
                 holding.send(bundle.shipment)
             for line in holding.lines():
                 if line == UNPACKED:

@@ -1,4 +1,4 @@
-"""End a run everywhere: ask every agent, wait for each, then end by recorded ids those that did not answer."""
+"""End a run everywhere: ask every agent, wait for each, then end by recorded ids those that do not answer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STOP_LIMIT_S = 8.0
 
 
 def stop(nodes: RunningNodes) -> tuple[str, ...]:
-    """End all ranks and connections, in bounded time. Return a line for each host with processes left.
+    """End all ranks and connections, in bounded time. Return a line for each host where processes are left.
 
-    An agent ends its ranks on command (TERM, then KILL). One that does not answer is ended, with all it started, by the
-    process ids it wrote down. No process is found by name.
+    An agent ends its ranks on command (TERM, then KILL). An agent that does not answer is ended with everything it
+    started, by the process ids it recorded. No process is looked up by name.
     """
     nodes.send(Stop())
     stuck: dict[str, str] = {}
@@ -39,7 +39,7 @@ def stop(nodes: RunningNodes) -> tuple[str, ...]:
 
 
 def forget_states(bundles: Iterable[NodeBundle]) -> None:
-    """Remove the checkpoints that ranks kept in the memory of those hosts; on a host out of reach its agent does so."""
+    """Remove the checkpoints that ranks kept in those hosts' memory. An unreachable host's agent does so itself."""
 
     def forget(bundle: NodeBundle) -> None:
         with contextlib.suppress(HolmesError, OSError, EOFError), contextlib.ExitStack() as after:
@@ -54,7 +54,7 @@ def forget_states(bundles: Iterable[NodeBundle]) -> None:
 def _clean(link: NodeLink, stuck: dict[str, str]) -> None:
     host = link.bundle.node.host
     if link.lost:
-        stuck[host] = f"out of reach; its agent ends its ranks within {SILENCE_LIMIT_S:g} s of losing us"
+        stuck[host] = f"unreachable; its agent ends its ranks {SILENCE_LIMIT_S:g} s after it loses the controller"
         return
     if link.opened and not link.ended and (left := link.end()) is not None:
         stuck[host] = left

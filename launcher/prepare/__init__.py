@@ -1,1 +1,1 @@
-"""Decide a launch without touching anything: files, environment, commands."""
+"""Decide everything about a launch without touching anything: files, environment, commands."""

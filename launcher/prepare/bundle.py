@@ -1,7 +1,7 @@
-"""The files that travel to a node, and their places there. Every run file is named here.
+"""The files that are sent to a node and their paths there. Every run file is named here.
 
-All lie in one folder, `$HOME/.cache/holmes`, private to its user: `parcels/DIGEST` holds files that many launches share
-and that are sent once, `runs/RUN/ATTEMPT-NODE` one node's part of one attempt, with links to them.
+All lie in one folder, `$HOME/.cache/holmes`, private to its user. `parcels/DIGEST` holds files that many launches share
+and that are sent once. `runs/RUN/ATTEMPT-NODE` is one node's part of one attempt, with links to them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CACHE = "$HOME/.cache/holmes"
 FORGET_AFTER_DAYS = 30
 MISSING = "holmes: missing"
 UNPACKED = "holmes: unpacked"
-TAKEN = "taken"  # a folder, as only one of two commands can make it
+TAKEN = "taken"  # a folder, as only one of two commands can create it
 
 
 class Parcel:
-    """Files that are the same for all nodes and many launches, named by their content."""
+    """Files that are the same for all nodes and many launches, named by their digest."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self.files = dict(files)
@@ -42,7 +42,7 @@ class Parcel:
 
     @property
     def folder(self) -> str:
-        """The unpacked folder; to be put between double quotes."""
+        """The unpacked folder, to be put in double quotes."""
         return f"{CACHE}/parcels/{self.digest}"
 
     @property
@@ -52,10 +52,10 @@ class Parcel:
 
     @property
     def unpack_command(self) -> str:
-        """Read the archive from standard input. The folder appears whole or not at all, whoever else sends it too.
+        """Read the archive from standard input. The folder appears whole or not at all, even if others send it too.
 
-        Remove parcels and compiled layers long unused. On shared homes others do the same, and `find` reports errors
-        for files that they remove.
+        Remove parcels and compiled layers that have long been unused. On shared homes other hosts do the same, so
+        `find` reports errors for files that they remove first.
         """
         new = f"{CACHE}/parcels/.{self.digest}.$$"
         forget = f"find . -mindepth 1 -maxdepth 1 -mtime +{FORGET_AFTER_DAYS} -exec rm -rf -- {{}} +"
@@ -70,7 +70,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class NodeBundle:
-    """One node's part of an attempt: `files` by name, those in `secrets` not to be shown, and the commands."""
+    """One node's part of an attempt: `files` by name, those in `secrets` never to be shown, and the commands."""
 
     node: Node
     run_id: str
@@ -81,7 +81,7 @@ class NodeBundle:
 
     @property
     def folder(self) -> str:
-        """The private folder; to be put between double quotes."""
+        """The private folder, to be put in double quotes."""
         assert all(character.isalnum() or character == "-" for character in self.run_id), self.run_id
         return f"{CACHE}/runs/{self.run_id}/{self.attempt}-{self.node.node_rank}"
 
@@ -99,9 +99,9 @@ class NodeBundle:
     def hold_command(self) -> str:
         """Unpack `shipment` from standard input, and hold the files until `start_command` has taken them.
 
-        Print the parcels that the node lacks, then UNPACKED. Remove the folder when the archive is cut short, or the
-        input ends before the files were taken: the sender is gone. Whichever of both commands makes TAKEN first has
-        the folder. It is renamed before it is emptied, so that no TAKEN can be made in it once more.
+        Print the parcels that the node lacks, then UNPACKED. Remove the folder if the archive is cut short or if the
+        input ends before the files are taken: the sender is gone. Of the two commands, the first to create TAKEN owns
+        the folder. The folder is renamed before it is emptied, so that TAKEN cannot be created in it again.
         """
         links = " ".join(f'"{parcel.folder}/{entry}"' for parcel in self.parcels for entry in parcel.entries)
         folders = " ".join(f'"{parcel.folder}"' for parcel in self.parcels)
@@ -119,11 +119,11 @@ class NodeBundle:
 
     @property
     def start_command(self) -> str:
-        """Take the folder and become the node agent, which starts torchrun on command and removes the folder."""
+        """Take the folder and become the node agent, which starts torchrun on command and later removes the folder."""
         return self._in_folder(f'mkdir "{self.folder}/{TAKEN}" && exec {self._python("agent", start=True)}')
 
     def follow_command(self, messages_seen: int) -> str:
-        """Become another relay to a running agent, which leaves out the messages already seen.
+        """Become another relay to a running agent. It skips the messages already seen.
 
         Exit with NO_FOLDER if the agent's folder is gone.
         """
@@ -131,14 +131,14 @@ class NodeBundle:
 
     @property
     def end_command(self) -> str:
-        """End an agent without a connection, by recorded ids, and print the processes left."""
+        """End an agent that has no connection, by recorded ids, and print the processes that are left."""
         if self._container == "docker":
             return self._in_folder(f"docker rm --force {self._name} >/dev/null 2>&1 || true")
         return self._in_folder(f"exec {self._python('end_agent')}")
 
     @property
     def remove_command(self) -> str:
-        """Remove the private folder, and the temporary one that it has a link to."""
+        """Remove the private folder and the temporary folder that it links to."""
         link = f"{self.folder}/tmp"
         return shell(
             f'if [ -L "{link}" ]; then rm -rf -- "$(readlink "{link}")"; fi; '
@@ -147,7 +147,7 @@ class NodeBundle:
 
     @property
     def forget_command(self) -> str:
-        """Remove the newest checkpoint that ranks kept in the host's memory for another start."""
+        """Remove the newest checkpoint that ranks kept in the host's memory for a restart."""
         return shell(f"rm -rf -- {shlex.quote(memory_folder(self.run_id, self.node.host))}")
 
     @property
@@ -160,14 +160,14 @@ class NodeBundle:
         return f"holmes-{self.run_id}-{self.attempt}-{self.node.node_rank}"
 
     def _in_folder(self, command: str, otherwise: str = "") -> str:
-        """Return `command` in the node's folder, after the host's activation line, which needs a login shell's
-        functions."""
+        """Return `command` run in the node's folder, after the host's activation line, which needs the functions of a
+        login shell."""
         enter = f'cd "{self.folder}"'
         script = f"umask 077 && {f'{{ {enter}{otherwise}; }}' if otherwise else enter} && {command}"
         return activated(self.node.access, script)
 
     def _python(self, arguments: str, start: bool = False) -> str:
-        """Return the words that run a module of the runtime, in the container if there is one."""
+        """Return the command that runs a module of the runtime, in the container if there is one."""
         access = self.node.access
         module = f"{access.python_word} -m {RUNTIME_PACKAGE}.node.{arguments}"
         if access.container is None:
@@ -179,7 +179,7 @@ class NodeBundle:
 
 
 def archive(files: Mapping[str, str]) -> bytes:
-    """Return a compressed tar archive of `files` by relative name, private to their owner; same content, same bytes."""
+    """Return a reproducible compressed tar archive of `files` by relative name, private to their owner."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(files):
@@ -191,17 +191,17 @@ def archive(files: Mapping[str, str]) -> bytes:
 
 
 def as_bytes(text: str) -> bytes:
-    """Return a file's bytes; those that are not UTF-8 stand in its text as lone surrogates."""
+    """Return a file's bytes. In its text, bytes that are not UTF-8 are lone surrogates."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def activated(access: Access, script: str) -> str:
-    """Return `script` after the host's activation line, which needs a login shell; without a line, for /bin/sh."""
+    """Return `script` after the host's activation line, which needs a login shell; for /bin/sh if there is no line."""
     return (
         shell(script) if access.activate is None else f"exec bash -lc {shlex.quote(f'{access.activate} && {script}')}"
     )
 
 
 def shell(script: str) -> str:
-    """Return `script` for /bin/sh, whatever the login shell is."""
+    """Return a command that runs `script` in /bin/sh, whatever the login shell is."""
     return f"exec /bin/sh -c {shlex.quote(script)}"

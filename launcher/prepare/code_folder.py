@@ -1,4 +1,4 @@
-"""The folder of the user's own code, as `launch.code` names it: the files that travel, and their revision."""
+"""The folder of the user's own code, named by `launch.code`: the files that are sent, and their git revision."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from holmes_core.units import format_bytes
 from launcher.prepare.bundle import as_bytes
 
 CACHE_FOLDER = "__pycache__"
-# A folder that holds one of these is a virtual environment, or the folder of a run.
+# A folder with one of these is a virtual environment or the folder of a run.
 LEFT_OUT_WITH = ("pyvenv.cfg", "controller.lock")
 MAX_FILES = 10_000
 MAX_BYTES = 64 * MIB
-NAMED = 3  # of the largest files
+NAMED = 3  # of the largest files, in an error message
 GIT_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
 class CodeFolder:
-    """The files by their path in it, bytes that are not UTF-8 as lone surrogates.
+    """Files by their path in the folder. Bytes that are not UTF-8 are lone surrogates.
 
-    `sent` is what the run's record says of them, None where that is written already.
+    `sent` describes them in the run's record, and is None if the record already does.
     """
 
     files: Mapping[str, str]
@@ -36,8 +36,8 @@ class CodeFolder:
 
 
 def read_code(folder: Path) -> CodeFolder:
-    """Return the files of `folder` that travel, and its revision. Raises HolmesError if one cannot, or they are too
-    large."""
+    """Return the files of `folder` that are sent, and its revision. Raises HolmesError if a file cannot be sent, or if
+    they are too large."""
     files = read_code_files(folder)
     revision, changed = _git_state(folder, files)
     return CodeFolder(
@@ -54,7 +54,7 @@ def read_code(folder: Path) -> CodeFolder:
 
 
 def content_digest(files: Mapping[str, str]) -> str:
-    """`sha256:...` over names and contents."""
+    """Return `sha256:...` over names and contents."""
     content = hashlib.sha256()
     for name in sorted(files):
         for part in (as_bytes(name), as_bytes(files[name])):
@@ -66,8 +66,8 @@ def read_code_files(folder: Path) -> dict[str, str]:
     """Return the files of `folder` by their path in it. Raises HolmesError as `read_code` does."""
     if not folder.is_dir():
         raise HolmesError(
-            f"job.yaml: launch.code: {folder}: {'is no folder' if folder.exists() else 'is not there'}",
-            "name a folder, from where job.yaml lies",
+            f"job.yaml: launch.code: {folder}: {'is not a folder' if folder.exists() else 'does not exist'}",
+            "name an existing folder, relative to that of job.yaml",
         )
     paths = _within_limits(folder, _paths(folder))
     try:
@@ -75,7 +75,7 @@ def read_code_files(folder: Path) -> dict[str, str]:
     except OSError as error:
         raise HolmesError(
             f"job.yaml: launch.code: {error.filename}: cannot be sent: {error.strerror}",
-            f"have it be a file inside {folder}, or name a folder without it; names that begin with a dot are left out",
+            f"make it a file inside {folder}, or name a folder without it; names that begin with a dot are left out",
         ) from None
     return {
         path.relative_to(folder).as_posix(): content.decode("utf-8", "surrogateescape")
@@ -84,7 +84,7 @@ def read_code_files(folder: Path) -> dict[str, str]:
 
 
 def _paths(folder: Path) -> Iterator[Path]:
-    """Yield all files that are not left out, and links. A link to a folder is yielded too, and not followed."""
+    """Yield all files and links that are not left out. A link to a folder is yielded but not followed."""
     for parent, folders, files in os.walk(folder, onerror=_cannot_list):
         if parent != str(folder) and any(name in files for name in LEFT_OUT_WITH):
             folders.clear()
@@ -106,14 +106,14 @@ def _cannot_list(error: OSError) -> None:
 
 
 def _within_limits(folder: Path, paths: Iterable[Path]) -> list[Path]:
-    """Return the paths. Raises HolmesError for too many, or naming the largest if they hold too much."""
+    """Return the paths. Raises HolmesError if there are too many, or naming the largest if they are too large."""
     taken = list[Path]()
     for path in paths:
         taken.append(path)
         if len(taken) > MAX_FILES:
             raise HolmesError(
                 f"job.yaml: launch.code: {folder} holds more than {MAX_FILES} files",
-                "name the folder of the code alone; data and weights belong on the hosts",
+                "name the folder with only the code; data and weights belong on the hosts",
             )
     sizes = {path: path.lstat().st_size for path in taken}
     total = sum(sizes.values())
@@ -121,15 +121,15 @@ def _within_limits(folder: Path, paths: Iterable[Path]) -> list[Path]:
         largest = sorted(taken, key=lambda path: -sizes[path])[:NAMED]
         named = ", ".join(f"{path.relative_to(folder)} ({format_bytes(sizes[path])})" for path in largest)
         raise HolmesError(
-            f"job.yaml: launch.code: {folder} holds {format_bytes(total)}, of which at most {format_bytes(MAX_BYTES)} "
-            f"are sent; largest: {named}",
-            "move what is no code out of it; data and weights belong on the hosts, named by their path there",
+            f"job.yaml: launch.code: {folder} holds {format_bytes(total)}, but at most {format_bytes(MAX_BYTES)} "
+            f"can be sent; largest: {named}",
+            "move everything but code out of it; data and weights belong on the hosts, named by their path there",
         )
     return taken
 
 
 def _git_state(folder: Path, files: Collection[str]) -> tuple[str | None, bool | None]:
-    """Return the checked-out commit, and True if the sent files differ from it; None where git does not say."""
+    """Return the checked-out commit, and True if the sent files differ from it; None where git does not know."""
     revision = _git(folder, "rev-parse", "HEAD")
     prefix = _git(folder, "rev-parse", "--show-prefix")
     states = _git(
@@ -144,14 +144,14 @@ def _git_state(folder: Path, files: Collection[str]) -> tuple[str | None, bool |
 
 
 def _is_sent(path: str, inside: str, files: Collection[str]) -> bool:
-    """Return True if a file that git does not follow is sent; a `path` with a final slash is a folder."""
+    """Return True if a file that git does not track is sent. A `path` that ends in a slash is a folder."""
     if path.endswith("/"):
         return inside.startswith(path) or any(f"{inside}{file}".startswith(path) for file in files)
     return path.removeprefix(inside) in files
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Return git's output, None if it fails. A file watcher that the repository names is not started."""
+    """Return git's output, None if it fails. A file watcher named by the repository is not started."""
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *words]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:

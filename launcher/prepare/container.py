@@ -1,4 +1,4 @@
-"""The words that start something in a host's container, for the shell that runs them there."""
+"""The command line that starts a program in a host's container, for the shell of that host."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from holmes_core.records.plan import Node
 
 
 def container_words(node: Node, docker_options: str, folder: str, bound: str) -> str:
-    """Return the container engine's words up to and with the image, on a node that has one.
+    """Return the container engine's command line up to and including the image, for a node with a container.
 
-    `folder` is the working folder and `bound` the part of the host that the container sees, both to be put between
-    double quotes. `docker_options` are Docker's alone, ready for the shell.
+    `folder` is the working folder, and `bound` the folder of the host that the container sees. Both go into double
+    quotes. `docker_options` are for Docker only, already quoted for the shell.
     """
     container = node.access.container
     assert container is not None
@@ -28,5 +28,5 @@ def container_words(node: Node, docker_options: str, folder: str, bound: str) ->
 
 
 def uses_rdma(node: Node) -> bool:
-    """True if the plan has the node's ranks open RDMA devices."""
+    """Return True if the plan has the node's ranks open RDMA devices."""
     return any(variable.name in ("NCCL_IB_HCA", "NCCL_NET_PLUGIN") for variable in node.environment)

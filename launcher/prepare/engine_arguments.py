@@ -1,11 +1,11 @@
-"""The plan in a trainer's own words: arguments by which it makes the ranks, stages and batches that are planned.
+"""The plan as command-line arguments for a trainer, so that it makes the planned ranks, stages and batches.
 
-Words of the command may hold `{tp}`, `{layout}` and the other names of `placeholders`; then nothing is appended.
-accelerate takes its degrees from its environment, so they are set unless the command holds them itself. Arguments are
-what the plan decides and its prediction counts on: degrees, stages, batches, sharding, recomputation. The shape of the
-model stays the command's own. Scripts of torch and for DeepSpeed have no common options, so they get none: DeepSpeed's
-train_micro_batch_size_per_gpu is {micro_batch_size}, its gradient_accumulation_steps {num_microbatches}.
-Options are as Megatron-LM d98e8a64, torchtitan 0.3.0 and accelerate 1.15.0 read them.
+The command may contain `{tp}`, `{layout}` and the other names of `placeholders`; then nothing is appended. accelerate
+reads its degrees from its environment, so they are set there unless the command sets them. Arguments are the values
+that the plan decides and its prediction relies on: degrees, stages, batches, sharding, recomputation. The command
+itself gives the shape of the model. Scripts for torch and DeepSpeed have no options in common, so they get none:
+DeepSpeed's train_micro_batch_size_per_gpu is {micro_batch_size}, its gradient_accumulation_steps {num_microbatches}.
+Options are as in Megatron-LM d98e8a64, torchtitan 0.3.0 and accelerate 1.15.0.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holmes_core.records.trainer_settings import PLACEHOLDER
 
 TITAN_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 TITAN_SUBCOMMAND = "activation-checkpoint:"  # the last word, after all options
-OF_ACCELERATE = {"tp", "dp_shard", "dp_replicate"}  # a command with one of these sets accelerate's degrees itself
+OF_ACCELERATE = {"tp", "dp_shard", "dp_replicate"}  # a command that uses one of these sets accelerate's degrees itself
 
 
 def command_of(plan: Plan) -> tuple[str, ...]:
-    """Return the trainer's command with the plan's settings. Raises HolmesError for a placeholder that has no value."""
+    """Return the trainer's command with the plan's settings. Raises HolmesError for an unknown placeholder."""
     trainer = plan.job.trainer
     assert trainer is not None
     values = placeholders(plan)
@@ -32,7 +32,7 @@ def command_of(plan: Plan) -> tuple[str, ...]:
         near = get_close_matches(name, values, 1)
         known = [f"{{{each}}}" for each in near or values]
         raise HolmesError(
-            f"job.yaml: trainer.command: {{{name}}} is no setting of a plan",
+            f"job.yaml: trainer.command: {{{name}}} is not a setting of the plan",
             f"did you mean {known[0]}?" if near else f"there are {', '.join(known)}",
         )
     words = tuple(PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in trainer.command)
@@ -40,7 +40,7 @@ def command_of(plan: Plan) -> tuple[str, ...]:
     if trainer.engine == "accelerate":
         return (*added, *words)
     at = _subcommand(words)
-    return (*words[:at], *added, *words[at:])  # the user's own subcommand stays, and stays behind options
+    return (*words[:at], *added, *words[at:])  # the user's own subcommand stays, after all options
 
 
 def added_words(plan: Plan) -> tuple[str, ...]:
@@ -57,12 +57,12 @@ def added_words(plan: Plan) -> tuple[str, ...]:
 
 
 def _subcommand(words: Sequence[str]) -> int:
-    """Return the place of torchtitan's subcommand, or the end of the words."""
+    """Return the index of torchtitan's subcommand, or the number of words if it has none."""
     return next((at for at, word in enumerate(words) if word.startswith(TITAN_SUBCOMMAND)), len(words))
 
 
 def placeholders(plan: Plan) -> Mapping[str, str]:
-    """Return, by name, the settings that words of the command may hold."""
+    """Return, by name, the settings that may stand in braces in the command."""
     numbers = {
         "tp": plan.tp,
         "pp": plan.pp,
@@ -85,7 +85,7 @@ def placeholders(plan: Plan) -> Mapping[str, str]:
 
 
 def megatron_layout(plan: Plan) -> str:
-    """Return the stages as `--pipeline-model-parallel-layout` has them: `Et*10|t*9|t*9|t*8L`.
+    """Return the stages in the form of `--pipeline-model-parallel-layout`: `Et*10|t*9|t*9|t*8L`.
 
     E is the embedding, t a layer, L the loss. Stage i is on pipeline rank i % pp.
     """
@@ -94,13 +94,13 @@ def megatron_layout(plan: Plan) -> str:
 
 
 def engine_arguments(plan: Plan) -> tuple[str, ...]:
-    """Return the words that set the plan's values: after the command, for accelerate before it."""
+    """Return the words that set the plan's values. They follow the command; for accelerate they come first."""
     words = {"megatron": _megatron, "torchtitan": _torchtitan, "accelerate": _accelerate}.get(plan.job.engine)
     return () if words is None else tuple(words(plan))
 
 
 def _accelerate(plan: Plan) -> Iterator[str]:
-    """Yield words that give a command of accelerate its environment, from which it takes degrees; none for DDP."""
+    """Yield words that set the environment from which an accelerate command takes its degrees; none for DDP."""
     values: dict[str, object] = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": plan.microbatches[0]}
     if plan.zero == 3:
         values |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 2}
@@ -132,7 +132,7 @@ def _megatron(plan: Plan) -> Iterator[str]:
         yield from _megatron_experts(plan)
     if plan.recompute != "none":
         yield from ("--recompute-granularity", plan.recompute)
-    if plan.recompute == "selective":  # by default attention's core, which a fused kernel has no use for
+    if plan.recompute == "selective":  # the default is attention's core, of no use with a fused kernel
         experts = ("moe_act",) if plan.job.model.experts is not None else ()
         yield from ("--recompute-modules", "layernorm", *experts)
     if plan.recompute == "full":
@@ -140,29 +140,29 @@ def _megatron(plan: Plan) -> Iterator[str]:
 
 
 def _megatron_experts(plan: Plan) -> Iterator[str]:
-    """Yield the groups of experts as they are priced; a dispatcher that the command names stays."""
+    """Yield the arguments of expert parallelism as it is priced. A dispatcher named in the command stays."""
     assert plan.job.trainer is not None
     yield from ("--expert-model-parallel-size", str(plan.job.ep))
-    yield from ("--expert-tensor-parallel-size", "1")  # by default as many as tp
+    yield from ("--expert-tensor-parallel-size", "1")  # the default is tp
     yield "--moe-grouped-gemm"
     if not any(word.startswith("--moe-token-dispatcher-type") for word in plan.job.trainer.command):
         yield from ("--moe-token-dispatcher-type", "alltoall")
 
 
 def _torchtitan(plan: Plan) -> Iterator[str]:
-    """Local batch: the samples of a replica in a step. Parts are named as Llama's modules are."""
+    """Yield the arguments. The local batch is the samples of a replica per step. Modules are named as in Llama."""
     local = plan.micro_batch_size * (plan.microbatches[0] if plan.pp > 1 else 1)
     yield from ("--parallelism.tensor-parallel-degree", str(plan.tp))
     yield from ("--parallelism.pipeline-parallel-degree", str(plan.pp))
     yield from ("--parallelism.data-parallel-replicate-degree", str(plan.dp // plan.weight_shards))
     yield from ("--parallelism.data-parallel-shard-degree", str(max(1, plan.weight_shards // plan.job.cp)))
     yield from ("--parallelism.context-parallel-degree", str(plan.job.cp))
-    yield from ("--parallelism.fsdp-reshard-after-forward", "always")  # by default weights stay whole in a pipeline
+    yield from ("--parallelism.fsdp-reshard-after-forward", "always")  # by default a pipeline keeps weights whole
     yield from ("--training.local-batch-size", str(local))
     yield from ("--training.global-batch-size", str(plan.job.global_batch_size))
     yield from ("--training.seq-len", str(plan.job.model.seq_length))
     if plan.pp > 1:
-        yield "--training.disable-cuda-graphs"  # which are refused with pipelines
+        yield "--training.disable-cuda-graphs"  # pipelines refuse them
         yield from ("--parallelism.pipeline-parallel-schedule", TITAN_SCHEDULES[plan.schedule])
         yield from ("--parallelism.pipeline-parallel-microbatch-size", str(plan.micro_batch_size))
         parts = [[f"layers.{layer}" for layer in range(each.first_layer, each.stop_layer)] for each in plan.stages]

@@ -1,6 +1,6 @@
-"""The plan's expected seconds in the runtime's terms: of a micro-batch by rank, of a message by edge.
+"""The plan's expected seconds for the runtime: per micro-batch of each rank, and per message of each edge.
 
-A receiver times a message from asking for it to its arrival, so latency counts twice.
+A receiver times a message from its request to its arrival, so latency counts twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holmes_runtime.config.run_settings import VALUE_BYTES, Expectation
 
 
 def expectation_of(plan: Plan) -> Expectation:
-    """Return them from the plan's prediction and the bandwidths of its groups; unknown bandwidths are left out."""
+    """Return the expectation from the plan's prediction. Groups with unknown bandwidths are left out."""
     model, by_place = plan.job.model, plan.prediction.microbatch_compute_s
     values = prod(message_shape(model, plan.micro_batch_size, plan.tp * plan.job.cp))
     value_bytes = VALUE_BYTES[plan.job.value_type]

@@ -1,4 +1,4 @@
-"""Decide everything a launch will do, touching nothing: this is the dry run, and a launch sends exactly this."""
+"""Decide everything that a launch will do, touching nothing. A dry run shows this, and a launch sends exactly this."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from launcher.prepare.expectation import expectation_of
 from launcher.prepare.trainer_files import trainer_config_of
 from launcher.prepare.user_variables import UserVariables
 
-# Ranks wait so much longer than the controller, which asks where all are and names the one that holds up the others:
-# a rank that gives up first knows only that some other rank did not answer.
+# Ranks wait longer than the controller by this much. The controller asks all ranks for their positions and names the
+# rank that holds up the others; a rank that gives up first knows only that some other rank did not answer.
 VERDICT_MARGIN_S = 10.0
-SILENCE_LIMIT_S = 15.0  # a node or a controller not heard for so long is taken for lost; both speak every 2 s
+SILENCE_LIMIT_S = 15.0  # a node or controller silent for this long counts as lost; both send every 2 s
 
 IN_ANOTHER_FORM = {"schema_version", "compile", "model", "stages", "ranks", "groups", "timeout_s"}
-"""Fields that a run configuration has under the same name as the job or the plan, and not as they are."""
+"""Fields that a run configuration shares by name with the job or the plan, but with another value."""
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint.
 
-    `reason`: that of the start, for a trainer's own command, which resumes by itself.
-    `from_scratch`: without a checkpoint it begins at step 1; else that is a fault. `resume_step`: it goes back to the
-    checkpoint after so many steps, which becomes the last. `outer_sync`: an island's facts on the others.
+    `reason` is the reason for the start, for a trainer's own command, which resumes by itself. `from_scratch`: begin at
+    step 1 if there is no checkpoint; otherwise that is a fault. `resume_step`: go back to the checkpoint after so many
+    steps, which becomes the last one. `outer_sync`: an island's facts about the others.
     """
 
     run_id: str
@@ -53,7 +53,7 @@ class Attempt:
 
 
 def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[NodeBundle, ...]:
-    """Return every node's files and commands, nodes in order. Raises HolmesError if the runtime cannot run the plan."""
+    """Return every node's files and commands, in node order. Raises HolmesError if the runtime cannot run the plan."""
     of_plan = Parcel({**variables.files, **plan_files(plan, attempt)})
     own = (Parcel(code),) if (code := code_files(variables)) else ()
     parcels = (Parcel(runtime_files()), of_plan, *own)
@@ -61,26 +61,26 @@ def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[Nod
 
 
 def runtime_files() -> dict[str, str]:
-    """Return the sources of the bundled runtime, by their name on the node."""
+    """Return the sources of the bundled runtime, by their names on the node."""
     package = Path(str(files(holmes_runtime)))
     sources = sorted(package.rglob("*.py"))
     return {str(file.relative_to(package.parent)): file.read_text(encoding="utf-8") for file in sources}
 
 
 def code_files(variables: UserVariables) -> dict[str, str]:
-    """Return the user's own code, by its name on the node; nothing if the job names none."""
+    """Return the user's own code, by its names on the node; nothing if the job names none."""
     code = variables.code
     return {f"{CODE_FOLDER}/{name}": content for name, content in code.files.items()} if code else {}
 
 
 def secret_files(variables: UserVariables) -> dict[str, str]:
-    """Return the text of each secret, by the name of its file."""
+    """Return the text of each secret, by file name."""
     return {f"secret-{name}": text for name, text in variables.secrets.items()}
 
 
 def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
-    """Return the files that are equal on all nodes. Their names depend on the plan, not the run, so they are sent
-    once."""
+    """Return the files that are the same on all nodes. Their names depend on the plan and not on the run, so they are
+    sent only once."""
     if not plan.job.is_bundled:
         refuse_prediction(plan)
         config = trainer_config_of(plan, attempt.outer_sync, plan.job.timeout_s + VERDICT_MARGIN_S)
@@ -100,25 +100,25 @@ def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
 
 
 def node_environment(node: Node, variables: UserVariables) -> dict[str, str]:
-    """Return the variables of plan and user; the user's win. Raises HolmesError for one that the plan relies on."""
+    """Return the variables of plan and user; the user's win. Raises HolmesError for one that the plan needs itself."""
     planned = {variable.name: variable.value for variable in node.environment}
     for name in (*variables.environment, *variables.secrets):
         if name in planned and is_fixed(name) and variables.environment.get(name) != planned[name]:
             raise HolmesError(
                 f"job.yaml: launch sets {name}, which the plan sets to {planned[name]!r} on {node.host}",
-                "leave it out; what the plan sets follows from hosts.yaml and job.yaml",
+                "leave it out; the plan derives it from hosts.yaml and job.yaml",
             )
     return {**planned, **variables.environment}
 
 
 def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
-    """Return, by name, the reason of each variable of `node_environment`."""
+    """Return, by name, the reason for each variable of `node_environment`."""
     planned = {variable.name: variable.reason for variable in node.environment}
     return {**planned, **dict.fromkeys(variables.environment, "launch.environment in job.yaml")}
 
 
 def refuse_prediction(plan: Plan | IslandsPlan) -> None:
-    """Raise HolmesError for a plan of machines that are not there, or of software that has no command here."""
+    """Raise HolmesError for a plan of machines that do not exist, or of a trainer without a command."""
     if plan.sketch is not None:
         raise HolmesError(
             f"the plan is for a sketch, not for probed machines ({plan.sketch}): there are no hosts to start it on",
@@ -126,13 +126,13 @@ def refuse_prediction(plan: Plan | IslandsPlan) -> None:
         )
     if not plan.job.is_launched:
         raise HolmesError(
-            f"the plan says what {plan.job.engine} would take: trainer of job.yaml has no command to launch",
-            "add `command` to trainer, or leave trainer out to train with the bundled runtime; then plan again",
+            f"the plan only predicts {plan.job.engine}: `trainer` in job.yaml has no command to launch",
+            "add `command` to `trainer`, or remove `trainer` to train with the bundled runtime; then plan again",
         )
 
 
 def run_config_of(plan: Plan, run_id: str) -> RunConfig:
-    """Return the plan as the runtime's record. Raises HolmesError if the runtime refuses it."""
+    """Return the plan as the runtime's configuration. Raises HolmesError if the runtime refuses it."""
     job = plan.job
     refuse_prediction(plan)
     assert job.is_bundled
@@ -171,7 +171,7 @@ def _group(group: PlanGroup) -> Group:
 
 
 def model_file(job: Job) -> str | None:
-    """Return `model.factory` as it is on a host."""
+    """Return the path of `model.factory` on a host."""
     return f"{CODE_FOLDER}/{job.model.factory}" if job.launch.code is not None else job.model.factory
 
 
@@ -201,7 +201,7 @@ def _bundle(
         secrets=tuple(sorted(variables.secrets)),
         silence_limit_s=SILENCE_LIMIT_S,
         detached=attempt.detached,
-        tunnel=_tunnel(plan, node) if attempt.outer_sync is None else None,  # that of islands is there before them
+        tunnel=_tunnel(plan, node) if attempt.outer_sync is None else None,  # that of islands is already up
         meets=attempt.outer_sync is not None,
     )
     secrets = secret_files(variables)
@@ -214,17 +214,17 @@ def _bundle(
 
 
 def _tunnel(plan: Plan, node: Node) -> TunnelConfig | None:
-    """Return the tunnel of the node, None if the plan encrypts nothing."""
+    """Return the tunnel of the node; None if the plan encrypts nothing."""
     endpoints = tuple(each.tunnel_endpoint for each in plan.nodes if each.tunnel_endpoint is not None)
     return TunnelConfig(node.shared_netdev, endpoints) if len(endpoints) == len(plan.nodes) else None
 
 
 def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
-    """Return the files and folders that every host must have: data, tokenizer, weights, a model's file that is not
+    """Return the files and folders that every host must have: data, tokenizer, weights, and a model file that is not
     sent.
 
-    A run that can only continue from a checkpoint reads no `weights`, unless they are frozen and not in it, and no
-    first adapters.
+    A run that can only continue from a checkpoint needs no first adapters, and needs `weights` only if they are frozen
+    and therefore not in the checkpoint.
     """
     model_file = (job.model.factory or "").rpartition(":")[0]
     data = job.data.paths if job.data is not None else ()
@@ -237,7 +237,7 @@ def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
 
 
 def planned_interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
-    """Return every interface the node's ranks will use, each once."""
+    """Return every interface that the node's ranks will use, without repeats."""
     hosts: Mapping[int, str] = {rank.rank: rank.host for rank in plan.ranks}
     used = {
         interface
@@ -249,6 +249,6 @@ def planned_interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
 
 
 def planned_rdma_ports(node: Node) -> tuple[str, ...]:
-    """Return `mlx5_0:1`, ... by which NCCL is to reach the node's cluster; none if the plan leaves that to a
-    library."""
+    """Return the RDMA ports by which NCCL is to reach the node's cluster, such as `mlx5_0:1`; none if the plan leaves
+    that to a library."""
     return hca_ports(next((each.value for each in node.environment if each.name == "NCCL_IB_HCA"), ""))

@@ -1,4 +1,4 @@
-"""The configuration of ranks that run a trainer's own command, from the plan."""
+"""The configuration of ranks that run a trainer's own command, made from the plan."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from launcher.prepare.engine_arguments import command_of
 
 
 def trainer_config_of(plan: Plan, outer_sync: OuterSync | None, timeout_s: float) -> TrainerConfig:
-    """Return the command of every rank, and the interfaces that each has: on its cluster's fabric first.
+    """Return the command of every rank and each rank's interfaces, the fabric of its cluster first.
 
-    With `outer_sync` they are an island, whose waits `timeout_s` bounds.
+    With `outer_sync` the ranks are an island, whose waits are limited to `timeout_s`.
     """
     assert plan.job.trainer is not None
     fabrics = {node.fabric.network: node.fabric.net_name for node in plan.nodes if node.fabric is not None}

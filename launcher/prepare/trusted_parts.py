@@ -1,4 +1,4 @@
-"""The commands, files and settings that a plan or an inventory brings along: shown if another user made it."""
+"""The commands, files and settings that a plan or inventory brings along, shown if another user made it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = "this machine"
 
 @dataclass(frozen=True)
 class TrustedPart:
-    """One thing: `what` happens with `value`, and the hosts."""
+    """One such part: `what` happens with `value` on the hosts `where`."""
 
     what: str
     value: str
@@ -26,7 +26,7 @@ class TrustedPart:
 
 
 def brought_by_plan(plan: Plan) -> tuple[TrustedPart, ...]:
-    """Return all that a launch of the plan would run, read or set because the plan says so."""
+    """Return everything that a launch would run, read or set because the plan asks for it."""
     found = _PartsByKind()
     for node in plan.nodes:
         found.add_access(node.host, node.access)
@@ -37,7 +37,7 @@ def brought_by_plan(plan: Plan) -> tuple[TrustedPart, ...]:
 
 
 def brought_by_inventory(inventory: Inventory) -> tuple[TrustedPart, ...]:
-    """Return the logins by which a run with a new plan would reach the hosts."""
+    """Return the logins that a run with a new plan would use to reach the hosts."""
     found = _PartsByKind()
     for host in inventory.hosts:
         found.add_access(host.name, host.access)
@@ -45,7 +45,7 @@ def brought_by_inventory(inventory: Inventory) -> tuple[TrustedPart, ...]:
 
 
 class _PartsByKind:
-    """Things by kind and value, each with its hosts, in the order they came."""
+    """Parts by kind and value, each with its hosts, in order of arrival."""
 
     def __init__(self) -> None:
         self._where: dict[tuple[str, str], list[str]] = {}
@@ -75,7 +75,7 @@ def _access_lines(access: Access) -> Iterator[tuple[str, str]]:
 
 
 def _target(host: str, access: Access) -> str:
-    """Return `user@address:port`; the SSH configuration adds absent parts."""
+    """Return `user@address:port`. Absent parts come from the SSH configuration."""
     user = f"{access.user}@" if access.user else ""
     return f"{user}{access.address or host}{f':{access.port}' if access.port else ''}"
 

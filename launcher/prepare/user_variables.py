@@ -1,4 +1,4 @@
-"""The parts of job.yaml that travel to the ranks: variables by name, secrets by file, the user's own model and code."""
+"""The parts of job.yaml that are sent to ranks: variables by name, secrets by file, the user's own model and code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from holmes_runtime.config.model_shape import CODE_FOLDER
 from launcher.prepare.bundle import as_bytes
 from launcher.prepare.code_folder import CodeFolder, read_code, read_code_files
 
-MAX_BYTES = MIB  # of a secret, of a model's file
+MAX_BYTES = MIB  # limit of a secret and of a model's file
 
 
 @dataclass(frozen=True)
 class UserVariables:
     """Variables by name with their values, and files by name. `secrets` are never shown.
 
-    `code` is the folder that job.yaml names, if any; it then holds the model's file.
+    `code` is the folder that job.yaml names, if any; then it holds the model's file.
     """
 
     environment: Mapping[str, str]
@@ -32,9 +32,9 @@ class UserVariables:
 
 
 def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stored: bool = False) -> UserVariables:
-    """Take values from `environ`, secrets from their files, and the model's file from `folder`.
+    """Return values from `environ`, secrets from their files, and the model's file from `folder`.
 
-    `folder` is that of job.yaml, or of a `stored` run, where the model's file and code lie by names of their own.
+    `folder` is that of job.yaml, or that of a `stored` run, where the model's file and code have names of their own.
     Raises HolmesError for an absent file, and for a model that is not Python.
     """
     settings, code = job.launch, _code(job, folder, stored)
@@ -47,7 +47,7 @@ def read_user_variables(job: Job, environ: Mapping[str, str], folder: Path, stor
 
 
 def brought_code(job: Job, folder: Path) -> Mapping[str, str]:
-    """Return the files of `launch.code` or `model.factory` that a launch would send, from the folder of job.yaml.
+    """Return the files of `launch.code` or `model.factory` that a launch would send. `folder` is that of job.yaml.
 
     Raises HolmesError for a file that is absent or cannot be sent.
     """
@@ -77,8 +77,8 @@ def _code(job: Job, folder: Path, stored: bool) -> CodeFolder | None:
 
 
 def _model_file(job: Job, folder: Path, stored: bool) -> dict[str, str]:
-    """Return the file of `model.factory`; nothing without one, or if an absolute path says it is on the hosts
-    already."""
+    """Return the file of `model.factory`. Return nothing without one, or if its path is absolute, that is, on the
+    hosts."""
     file = Path((job.model.factory or "").rpartition(":")[0])
     if job.model.factory is None or file.is_absolute():
         return {}
@@ -89,7 +89,7 @@ def _model_file(job: Job, folder: Path, stored: bool) -> dict[str, str]:
 
 
 def _check_syntax(key: str, path: Path, text: str) -> None:
-    """Compile the user's file without running it: on the hosts a slip would be seen only when torch is up."""
+    """Compile the user's file without running it: on the hosts an error would show only after torch has started."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -98,7 +98,7 @@ def _check_syntax(key: str, path: Path, text: str) -> None:
         line = f", line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f": {error}"
         raise HolmesError(
             f"job.yaml: {key}: {path}{line}",
-            f"correct it; Python {sys.version_info.major}.{sys.version_info.minor} reads it here, and nothing was sent",
+            f"correct it; Python {sys.version_info.major}.{sys.version_info.minor} compiled it here; nothing was sent",
         ) from None
 
 
@@ -107,7 +107,7 @@ def _value(name: str, value: str | None, environ: Mapping[str, str]) -> str:
         return value
     if name not in environ:
         raise HolmesError(
-            f"job.yaml: launch.environment.{name}: has no value, and this shell has no variable of that name",
+            f"job.yaml: launch.environment.{name}: no value is given, and this shell has no such variable",
             f"`export {name}=...` before this command, or write the value into job.yaml",
         )
     if any(character in environ[name] for character in "\n\r\0"):

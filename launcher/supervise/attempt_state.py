@@ -1,4 +1,4 @@
-"""The state of one attempt: every message and clock tick makes events and orders. Pure: time is passed in."""
+"""The state of one attempt: every message and clock tick leads to events and orders. Pure: time is passed in."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ from launcher.supervise.printed_steps import PrintedSteps
 from launcher.supervise.silence import SilenceDetector
 from launcher.supervise.trainer_groups import TrainerGroups
 
-LAST_LINES = 20  # of a rank, that are shown
-MAX_LINE_CHARACTERS = 2000  # of those, and of a failure's message
-KEPT_LINES = 200  # those, or a whole stack of it: faulthandler prints all threads, and at most 100 calls of each
-# TCP tries again after 0.2, 0.6, 1.4, 3, 6.2, 12.6 s: over a link that was away for 7 s nothing comes before 12.6 s.
-# A connection made anew does so within 2 s.
+LAST_LINES = 20  # shown of a rank's output
+MAX_LINE_CHARACTERS = 2000  # limit of such a line, and of a failure's message
+KEPT_LINES = 200  # room for a rank's stacks: faulthandler prints at most 100 calls of each thread
+# TCP retransmits after 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s: if a link fails for 7 s, nothing arrives before 12.6 s.
+# A new connection takes less than 2 s.
 STALLED_S = 6.0
-_NODE_FAILED = "Node failure on"  # srun's word; the node may be up again by the time that Slurm is asked
-_NODE_WAS_DOWN = "Slurm took the node for failed, as it does with one that is set down or does not answer"
-_STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # slurmstepd's word, which srun hands on
+_NODE_FAILED = "Node failure on"  # printed by srun; the node may be up again by the time Slurm is asked
+_NODE_WAS_DOWN = "Slurm marked the node as failed, as it does for a node that is set down or does not answer"
+_STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # printed by slurmstepd, passed on by srun
 _DIGEST = re.compile("[0-9a-f]{1,16}")
-_STEP_KILLED = re.compile(r"srun: error: \S+: task \S+: Killed")  # all there is where slurmstepd's word is lost
-_NO_MESSAGE = "To enable traceback see"  # torchrun's word on a process that leaves it none: its last line says more
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # before each line of a traceback, by torch.distributed
-# Peers of a dead rank fail within 0.2 s on Gloo (measured); torchrun looks every 0.1 s. Wait a little longer than both;
-# where only peers have spoken, until a host that says nothing is noticed: that of the cause may be gone, full or slow.
+_STEP_KILLED = re.compile(r"srun: error: \S+: task \S+: Killed")  # all that is printed if slurmstepd's line is lost
+_NO_MESSAGE = "To enable traceback see"  # from torchrun, for a process without a message: its last line says more
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # torch.distributed's prefix of traceback lines
+# Peers of a dead rank fail within 0.2 s on Gloo (measured), and torchrun looks every 0.1 s. Wait a little longer than
+# both. If only peers have reported, wait until a silent host is noticed: the cause's host may be gone, full or slow.
 CAUSE_WINDOW_S = 1.5
 ONLY_PEERS_WINDOW_S = SILENCE_LIMIT_S + CAUSE_WINDOW_S
 NOT_JOINED = "it trains and has not joined the other islands: call `begin` of an `Island` (docs/engines.md, Islands)"
-JOIN_S = 600.0  # a trainer may load for minutes before its first step
+JOIN_S = 600.0  # a trainer may take minutes to load before its first step
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Reconnect:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """An order: take that node for out of reach."""
+    """An order: treat that node as out of reach."""
 
     node_rank: int
 
@@ -96,24 +96,24 @@ class ForMeeting:
     message: ToMeeting
 
 
-_Numbered = RankMetrics | RankNotice | RankOuterSync | GroupRecord | RankFile | RankPosition  # with their rank
+_Numbered = RankMetrics | RankNotice | RankOuterSync | GroupRecord | RankFile | RankPosition  # each has its rank
 RankMessage = _Numbered | RankPrinted | RankFailed | RankStates
 Order = NotifyAll | Reconnect | GiveUp | ForMeeting
 Effect = RunEvent | FinishedStep | FilePart | Order
 
 
 class AttemptState:
-    """The known state of an attempt. `now_s` is any clock that only goes forward; it starts at `started_s`.
+    """The known state of an attempt. `now_s` is any clock that never goes back; it starts at `started_s`.
 
-    `unix_offset_s` converts it to Unix time, by which nodes date failures. `seen` counts each node's messages, for a
-    controller that takes over.
+    `unix_offset_s` converts it to Unix time, which nodes use to date failures. `seen` counts each node's messages, for
+    a controller that takes over.
     """
 
     def __init__(self, plan: Plan, detached: bool, started_s: float, unix_offset_s: float) -> None:
         self.failures: list[Failure] = []
         self.seen: dict[int, int] = {}
         self.has_stepped = False
-        self.cannot_start_again = False  # no host is left for it, or it would fail as it has
+        self.cannot_start_again = False  # no host is left, or the same failure would recur
         self._plan, self._detached, self._unix_offset_s = plan, detached, unix_offset_s
         self._silence = SilenceDetector(len(plan.nodes), started_s)
         self._hang = HangDetector(plan, started_s)
@@ -126,10 +126,10 @@ class AttemptState:
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
         self._broken_off: dict[int, str] = {}
-        self._stalled: set[int] = set()  # nodes to which a new connection is being made, as nothing comes over the old
+        self._stalled: set[int] = set()  # nodes being reconnected, as nothing comes over the old connection
         self._ended: set[int] = set()
         self._failed_s: float | None = None
-        self._has_cause = False  # kept, as it is asked for after every message and ranks fail by the thousand
+        self._has_cause = False  # cached: it is read after every message, and thousands of ranks may fail
 
     @property
     def cause(self) -> Failure | None:
@@ -138,7 +138,7 @@ class AttemptState:
 
     @property
     def lost_hosts(self) -> tuple[str, ...]:
-        """Hosts that are gone themselves, not only their agents."""
+        """Hosts that are gone themselves, and not only their agents."""
         return tuple(dict.fromkeys(each.host for each in self.failures if each.host_lost and each.host is not None))
 
     def unheard_s(self, now_s: float) -> float:
@@ -146,7 +146,7 @@ class AttemptState:
         return self._silence.longest_s(set(range(len(self._plan.nodes))) - self._ended, now_s)
 
     def take_slurm_word(self, word: SlurmWord) -> None:
-        """Take Slurm's report as the first cause, dated before its effects. A job that has ended leaves no host."""
+        """Take Slurm's report as the first cause, dated before its effects. A job that ended leaves no host."""
         if not self.failures:
             return
         first_s = min(failure.time_s for failure in self.failures)
@@ -164,7 +164,7 @@ class AttemptState:
         self.cannot_start_again = word.job_end is not None
 
     def is_over(self, now_s: float) -> bool:
-        """Return True once every node has ended, or enough time has passed since the first failure to hear its
+        """Return True once every node has ended, or once enough time has passed since the first failure to learn its
         cause."""
         if len(self._ended) == len(self._plan.nodes):
             return True
@@ -172,7 +172,7 @@ class AttemptState:
         return self._failed_s is not None and now_s > self._failed_s + window_s
 
     def take(self, heard: NodeMessage, now_s: float) -> list[Effect]:
-        """Return the effects of a message of a node."""
+        """Return the effects of a message from a node."""
         node = self._plan.nodes[heard.node_rank]
         if heard.number is not None:
             self.seen[heard.node_rank] = heard.number
@@ -190,12 +190,12 @@ class AttemptState:
         return list(self._take_of_node(node, message, now_s))
 
     def take_refusal(self, node_rank: int, why: str, now_s: float) -> list[Effect]:
-        """Return the effects of an invalid request by a rank of that node to the rendezvous of islands."""
-        text = f"one of its ranks asked the meeting of islands for what cannot be: {why}"
+        """Return the effects of an invalid request to the islands' rendezvous by a rank of that node."""
+        text = f"one of its ranks sent the rendezvous of islands an invalid request: {why}"
         return list(self._lose(self._plan.nodes[node_rank], text, now_s))
 
     def require_island(self, has_begun: bool, now_s: float) -> Iterator[Notice]:
-        """Fail an island that takes steps, or has ended, and has not joined; yield a notice if neither is known."""
+        """Fail an island that takes steps, or has ended, without joining. Yield a notice if it does neither in time."""
         if has_begun or self.failures:
             return
         if self.has_stepped or len(self._ended) == len(self._plan.nodes):
@@ -203,14 +203,14 @@ class AttemptState:
             self._fail(self._plan.nodes[0], RankFailed(None, 1, NOT_JOINED, self._unix_s(now_s), ()), now_s)
         elif now_s > self._join_by_s and self._printed is not None:
             self._join_by_s = math.inf
-            yield Notice(f"after {JOIN_S / 60:.0f} min it has printed no step and not joined the other islands")
+            yield Notice(f"after {JOIN_S / 60:.0f} min it has neither printed a step nor joined the other islands")
 
     def tick(self, now_s: float) -> list[Effect]:
         """Return the effects of silence up to `now_s`."""
         return [*self._notice_silence(now_s), *self._notice_hang(now_s)]
 
     def _misfit(self, node: Node, message: Message | LinkWord) -> str | None:
-        """Return why that message cannot be from that node; None if it can."""
+        """Return why that message cannot come from that node; None if it can."""
         ranks: tuple[int | None, ...] = ()
         if isinstance(message, RankPrinted):
             ranks = (self._rank_at.get((node.host, message.local_rank)),)
@@ -254,7 +254,7 @@ class AttemptState:
         elif isinstance(message, RankFailed):
             lines = message.last_lines or self._lines_of(message.rank)
             if message.message.startswith(_NO_MESSAGE) and lines:
-                said = [each for each in lines if _RANK_PREFIX.match(each)] or lines  # stdout may come after stderr
+                said = [each for each in lines if _RANK_PREFIX.match(each)] or lines  # stdout may arrive after stderr
                 message = message._replace(message=_RANK_PREFIX.sub("", said[-1]))
             self._fail(node, message._replace(last_lines=lines), now_s)
         else:
@@ -277,7 +277,7 @@ class AttemptState:
         elif isinstance(message, RanksUp):
             yield from self._set_state(node, "ranks up")
         elif isinstance(message, NotKept):
-            gone = f"{message.messages} messages, lines and steps, gave way to newer ones before they were taken"
+            gone = f"{message.messages} messages (lines and steps) were dropped for newer ones, unread"
             yield Notice(f"host {node.host}: {gone}")
         elif isinstance(message, Stuck):
             yield Notice(f"host {node.host}: cannot be ended: {', '.join(message.processes)}")
@@ -300,13 +300,13 @@ class AttemptState:
             yield from self._set_state(node, "rendezvous")
 
     def _take_printed(self, step: FinishedStep, now_s: float) -> Iterator[Effect]:
-        """Take a step of a trainer, whose ranks go in step: the one that prints speaks for all."""
+        """Take a step of a trainer. Its ranks step together, so the rank that prints speaks for all."""
         for rank in self._plan.ranks:
             self._hang.take_progress(rank.rank, step.metrics.step, now_s)
         for node in self._plan.nodes:
             yield from self._set_state(node, "stepping")
         yield from self._groups.missing()
-        if self.has_stepped:  # the first may have begun with the run
+        if self.has_stepped:  # the first step may have begun with the run
             self._hang.take_step(step.metrics.step_s)
         self.has_stepped = True
         yield step
@@ -332,18 +332,18 @@ class AttemptState:
         elif closed.agent_ended and any(_STEP_KILLED.search(line) for line in lines):
             text = "the node agent ended before its ranks: its step of the Slurm job was killed, as `scancel` does"
         elif closed.agent_ended:
-            text = "the node agent ended before its ranks: it was killed, or told to stop by someone else"
+            text = "the node agent ended before its ranks: it was killed, or asked to stop by someone else"
         else:
             server = "node daemon of Slurm" if node.access.transport == "slurm" else "sshd"
             text = f"lost the node agent (exit code {closed.exit_code}): the host or its {server} went away"
         yield from self._lose(node, text, now_s, lines, host_lost=not closed.agent_ended)
 
     def _said_of(self, node: Node) -> str:
-        """Return the stderr of the last connection to the node that broke off."""
+        """Return the stderr of the node's last broken connection."""
         return self._broken_off.get(node.node_rank, "")
 
     def _notice_silence(self, now_s: float) -> Iterator[Effect]:
-        """Treat a silent host (no power, no link) as a failure; a detached run goes on without us."""
+        """Treat a silent host (no power, no link) as a failure. A detached run goes on without a controller."""
         for node_rank, silent_s in self._silence.silent(now_s, STALLED_S).items():
             node = self._plan.nodes[node_rank]
             if node_rank in self._ended:
@@ -355,15 +355,15 @@ class AttemptState:
                 continue
             if self._detached and not self.failures:
                 self._silence.take_word(node_rank, now_s)
-                yield Notice(f"host {node.host}: no word for {silent_s:.0f} s; trying to reach it again")
+                yield Notice(f"host {node.host}: silent for {silent_s:.0f} s; reconnecting")
                 yield Reconnect(node_rank)
                 continue
             yield GiveUp(node_rank)
-            text = f"no word from the node agent for {silent_s:.0f} s: the host or its network is down"
+            text = f"the node agent has been silent for {silent_s:.0f} s: the host or its network is down"
             yield from self._lose(node, text, now_s, host_lost=True)
 
     def _notice_hang(self, now_s: float) -> Iterator[Effect]:
-        """Find the rank that holds up the others if ranks neither end nor take a step."""
+        """Find the rank that holds up the others if ranks neither end nor finish a step."""
         if self.failures:
             return
         if self._hang.asks_now(now_s):
@@ -378,7 +378,7 @@ class AttemptState:
     def _lose(
         self, node: Node, text: str, now_s: float, lines: tuple[str, ...] = (), host_lost: bool = False
     ) -> Iterator[Effect]:
-        """Record a failure of the node, unless it has ended already. Nothing more comes from it."""
+        """Record a failure of the node, unless it has already ended. Nothing more comes from it."""
         if node.node_rank not in self._ended:
             self._ended.add(node.node_rank)
             if host_lost:

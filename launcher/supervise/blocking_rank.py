@@ -1,9 +1,9 @@
-"""Find the rank that others wait for, by the progress of each in its groups. Pure.
+"""Find the rank that others wait for, from the progress of each rank in its groups. Pure.
 
-Every member of a group does the same operations in the same order, torch numbers them, and a rank hands them over long
-before its GPU does them. A rank waits in a group for the members that have not come to the first operation it has not
-completed. A rank holds up the others if some wait for it, it waits for none, and it has no operation under way that all
-members have come to. Otherwise no rank is named.
+All members of a group run the same operations in the same order. torch numbers them, and a rank enqueues them long
+before its GPU runs them. A rank waits in a group for the members that have not reached the first operation it has not
+completed. A rank holds up the others if some wait for it, it waits for none, and it is in no operation that all members
+have reached. Otherwise no rank is named.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 from holmes_core.units import format_names
 from holmes_runtime.config.messages import GroupProgress, RankPosition
 
-MAX_SHOWN = 8  # ranks that are doing the same
+MAX_SHOWN = 8  # ranks with the same activity
 
 
 class WatchedGroup(NamedTuple):
-    """A process group: its key in ranks' positions, its name to be shown, and its members."""
+    """A process group: its key in the positions of ranks, its name for display, and its members."""
 
     key: str
     name: str
@@ -28,26 +28,26 @@ class WatchedGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """The first operation of `group` that `rank` has begun and not completed; `missing` have not come to it."""
+    """The first operation of `group` that `rank` has begun and not completed. `missing` have not reached it."""
 
     rank: int
     group: WatchedGroup
     p2p: bool
     number: int
     missing: tuple[int, ...]
-    begun: bool  # some rank's GPU has begun it, and the missing ones' have not; else they have not even handed it over
-    all_known: bool  # of all members it is known how far they are
+    begun: bool  # some rank's GPU has begun it, the missing ones' have not; else they have not even enqueued it
+    all_known: bool  # the progress of all members is known
 
     @property
     def in_words(self) -> str:
-        """The operation in words: torch counts messages and collectives apart."""
+        """The operation in words. torch counts messages and collectives separately."""
         return f"{'message' if self.p2p else 'collective'} {self.number} of group {self.group.name}"
 
 
 def operations_under_way(groups: Iterable[WatchedGroup], positions: Mapping[int, RankPosition]) -> Iterator[Operation]:
-    """Yield the operation under way of each rank and group; only of ranks with known progress.
+    """Yield the operation under way of each rank and group. Ranks with unknown progress are left out.
 
-    Messages are counted by each rank for all the members it has messages with, so they show nothing in larger groups.
+    A rank counts its messages with all members together, so in groups of more than two they show nothing.
     """
     progress = {(rank, at.group, at.p2p): at for rank, position in positions.items() for at in position.groups}
     for group in groups:
@@ -69,7 +69,7 @@ def _operation(rank: int, group: WatchedGroup, at: GroupProgress, members: Mappi
 
 
 def culprit(operations: Sequence[Operation]) -> tuple[int, str] | None:
-    """Return the rank that holds up the others and the operation that shows it; None if no rank is seen to."""
+    """Return the rank that holds up the others, and the operation that shows it; None if there is no such rank."""
     waiting = {operation.rank for operation in operations if operation.missing}
     reached = {(each.group, each.p2p, each.number) for each in operations if each.missing and each.begun}
     stuck = {
@@ -78,19 +78,19 @@ def culprit(operations: Sequence[Operation]) -> tuple[int, str] | None:
     for operation in operations:
         for rank in operation.missing:
             if rank not in waiting and rank not in stuck:
-                step = "begun on its GPU" if operation.begun else "come to"
+                step = "begun on its GPU" if operation.begun else "reached"
                 return rank, f"it has not {step} {operation.in_words}, in which rank {operation.rank} waits for it"
     return None
 
 
 def stuck_in_words(operations: Iterable[Operation]) -> str:
-    """Return the operations that all their members have come to and that are not completed."""
+    """Return the operations that all their members have reached and that are not completed."""
     stuck = dict.fromkeys(each.in_words for each in operations if each.all_known and not each.missing)
-    return f"; all its ranks have come to {' and to '.join(stuck)}, which does not end" if stuck else ""
+    return f"; all its ranks have reached {' and '.join(stuck)}, which does not end" if stuck else ""
 
 
 def doing_in_words(positions: Mapping[int, RankPosition], hosts: Mapping[int, str], silent: Iterable[int]) -> str:
-    """Return each rank's activity in words, equal ones together; `silent` ranks did not answer."""
+    """Return each rank's activity in words, with equal ones joined. `silent` ranks did not answer."""
     doing: dict[str, list[int]] = {}
     for rank in sorted(positions):
         doing.setdefault(positions[rank].doing, []).append(rank)

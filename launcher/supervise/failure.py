@@ -1,4 +1,4 @@
-"""Find the first failure and its likely cause. When one rank dies its peers fail with it, sooner or later."""
+"""Find the first failure and its likely cause. When one rank dies, its peers fail soon after."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SIGTERM = -15
 _SIGKILL = -9
 _OUT_OF_GPU_MEMORY = "the GPU's memory is full: take a smaller micro_batch_size, recompute, or more stages"
 _WIRE_CHANGES = (
-    "the wire, somebody on it, or a host's card or memory changes what travels between these hosts. Nothing of it was "
-    "saved: look there, or encrypt by `security: {between_clusters: wireguard}` in hosts.yaml"
+    "the wire, an attacker on it, or a host's NIC or memory changes the data sent between these hosts. None of it was "
+    "saved: check them, or encrypt with `security: {between_clusters: wireguard}` in hosts.yaml"
 )
 _SIGNS = (
     ((NOT_FINITE,), "training diverges, or this host computes wrong: lower the learning rate, or check its samples"),
@@ -31,8 +31,8 @@ _SIGNS = (
     (_FULL_DISK, "a disk is full: the checkpoint folder or the home folder"),
     (("NCCL WARN", "ncclInternalError", "ncclSystemError", "ncclRemoteError"), "NCCL could not use the network"),
     (("Timed out waiting", "timed out", "Watchdog caught collective"), "a peer did not answer in time"),
-    (("ModuleNotFoundError", "ImportError"), "the Python on that host lacks a package"),
-    (("FileNotFoundError", "No such file"), "a path of job.yaml is not there on that host"),
+    (("ModuleNotFoundError", "ImportError"), "Python on that host lacks a package"),
+    (("FileNotFoundError", "No such file"), "a path in job.yaml does not exist on that host"),
 )  # fmt: skip
 
 
@@ -53,13 +53,13 @@ def failure_of(node: Node | None, failed: RankFailed, host_lost: bool) -> Failur
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
-    """Return the failure to show first: changed data, then any failure that is no consequence, then the earliest."""
+    """Return the failure to show first: changed data, then failures that are not consequences, then the earliest."""
     assert failures
     return min(failures, key=lambda one: (CHANGED not in one.message, is_consequence(one), one.time_s))
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Return True if it shows only that a peer went away, or that the rank was asked to end."""
+    """Return True if it shows only that a peer went away or that the rank was asked to end."""
     text = "\n".join((failure.message, *failure.last_lines))
     if CHANGED in failure.message or any(sign in text for sign in _FULL_DISK):
         return False
@@ -74,9 +74,9 @@ def is_not_finite(failure: Failure) -> bool:
 def likely_reason(exit_code: int, text: str, oom_kills: int) -> str | None:
     """Return the usual cause of a failure with this exit code and these last lines; None if none is known."""
     if exit_code == _SIGKILL and oom_kills:
-        return "the kernel ended it for want of memory (out-of-memory killer)"
+        return "the kernel killed it because memory ran out (out-of-memory killer)"
     if exit_code == _SIGKILL:
-        return "somebody or the scheduler killed it; the kernel counts no out-of-memory kill"
+        return "a person or the scheduler killed it; the kernel counts no out-of-memory kill"
     return next((reason for signs, reason in _SIGNS if any(sign in text for sign in signs)), None)
 
 

@@ -1,4 +1,4 @@
-"""A run in which no rank ends and none takes a step: when to call it hung, and which rank holds up the others. Pure."""
+"""A run in which no rank ends or finishes a step: when it counts as hung, and which rank holds up the others. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from launcher.supervise.blocking_rank import (
     stuck_in_words,
 )
 
-STEPS = 20  # a step may be slow; twenty times the usual is no step any more
+STEPS = 20  # a step may be slow, but twenty times the usual is a hang
 MIN_S = 60.0
-ASK_S = 4.0  # from asking the ranks, which look for a second, to naming one; well below VERDICT_MARGIN_S
-# By all ranks together, in the second after they were asked. A rank that waits, and looks at a store each second, moves
-# a few hundred; over a wire that carries no more than this a message takes minutes.
+ASK_S = 4.0  # from asking the ranks, which observe for 1 s, to naming one; well below VERDICT_MARGIN_S
+# Bytes by all ranks together, in the second after they were asked. A waiting rank that looks at a store each second
+# moves a few hundred. Over a wire that carries no more than this, a message takes minutes.
 MIN_MOVED_BYTES = 16384
-MAX_DUMPED = 20  # lines of a stack, the innermost
-_STACK_BEGINS = "(most recent call first)"  # as faulthandler prints one; that of the main thread comes last
+MAX_DUMPED = 20  # the innermost lines of a stack
+_STACK_BEGINS = "(most recent call first)"  # printed by faulthandler; the main thread's stack comes last
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device"}
 
 
 class HangReport(NamedTuple):
-    """Why a run is called hung, the rank that holds up the others and its stack; None where nothing shows which."""
+    """Why a run counts as hung, the rank that holds up the others and its stack; the rank is None if unknown."""
 
     rank: int | None
     text: str
@@ -37,30 +37,30 @@ class HangReport(NamedTuple):
 
 
 class HangDetector:
-    """Progress of every rank, and when the last one was made.
+    """The progress of every rank, and the time of the last progress.
 
-    Before every rank has finished a step, the job's `timeout_s` may pass without progress: connecting, compiling and
-    loading are no steps. What ranks send one another may be longer on its way than that, over a wire that became slow:
-    while their connections carry it, when they are asked, that is progress.
+    Until every rank has finished a step, the job's `timeout_s` may pass without progress, as connecting, compiling and
+    loading are not steps. If a wire became slow, data may be under way for longer than that. As long as the ranks'
+    connections carry bytes when the ranks are asked, that is progress.
     """
 
     def __init__(self, plan: Plan, now_s: float) -> None:
         self._plan = plan
         self._usual_s = plan.prediction.step_s
         self._most_s = plan.job.timeout_s / 2
-        # Saving a checkpoint is no step either, and how long it takes is the disk's affair; a trainer may always save.
+        # Saving a checkpoint is no step either and takes as long as the disk needs. A trainer may save at any time.
         self._min_s = MIN_S if plan.job.checkpoint is None and plan.job.is_bundled else self._most_s
         evaluation = plan.job.evaluation
         self._batches = 1 + (evaluation.num_batches if evaluation else 0)
         self._steps: dict[int, int] = {rank.rank: -1 for rank in plan.ranks}
         self._states: dict[int, str] = {}
         self._positions: dict[int, RankPosition] = {}
-        # Of the bundled trainer; another's groups are known as soon as it has made them.
+        # The bundled trainer's groups. Another trainer's are known once it has made them.
         groups = plan.groups if plan.job.is_bundled else ()
         self._groups = {group.name: WatchedGroup(group.name, group.name, group.ranks) for group in groups}
         self._progress_s = now_s
         self._asked_s: float | None = None
-        # A trainer may print no line that is known as a step's: it then has all the time in the world.
+        # A trainer may print no line that is recognized as a step: then there is no limit.
         self._first_s = plan.job.timeout_s if plan.job.is_bundled else math.inf
 
     def take_progress(self, rank: int, step: int, now_s: float) -> None:
@@ -71,11 +71,11 @@ class HangDetector:
         self._positions.clear()
 
     def take_step(self, step_s: float) -> None:
-        """Record that all ranks finished a step in that time."""
+        """Record that all ranks finished a step in `step_s`."""
         self._usual_s = max(self._usual_s, step_s)
 
     def take_states(self, states: Mapping[int, str]) -> None:
-        """Take the kernel's states of ranks: R, S, D, T."""
+        """Take the kernel's states of the ranks: R, S, D, T."""
         self._states.update(states)
 
     def take_group(self, group: GroupRecord) -> None:
@@ -83,7 +83,7 @@ class HangDetector:
         self._groups[group.key] = WatchedGroup(group.key, group.name, group.ranks)
 
     def take_position(self, position: RankPosition) -> None:
-        """Take a rank's report of its own progress in its groups."""
+        """Take a rank's report of its progress in its groups."""
         self._positions[position.rank] = position
 
     @property
@@ -93,9 +93,9 @@ class HangDetector:
 
     @property
     def limit_s(self) -> float:
-        """Seconds without progress that mean the run is hung; after the first step always sooner than the timeout.
+        """Seconds without progress after which the run counts as hung. After the first step, always below the timeout.
 
-        An island may also have to wait for others, which come as late as they do.
+        An island may also have to wait for other islands.
         """
         if not self.has_begun:
             return self._first_s + self._for_others_s
@@ -103,7 +103,7 @@ class HangDetector:
 
     @property
     def _for_others_s(self) -> float:
-        """Seconds for which an island that is behind waits for others, which may be on their way to an outer sync."""
+        """Seconds that an island that is behind may wait for islands on their way to an outer sync."""
         if self._plan.job.islands is None:
             return 0.0
         islands = self._plan.job.islands.chosen()
@@ -118,7 +118,7 @@ class HangDetector:
         return False
 
     def verdict(self, last_lines: Mapping[int, Sequence[str]], now_s: float) -> HangReport | None:
-        """Return the verdict that the run is hung, some time after asking; None before."""
+        """Return the verdict that the run is hung, `ASK_S` after the ranks were asked; None before."""
         if self._asked_s is None or now_s - self._asked_s < ASK_S:
             return None
         if sum(position.moved_bytes for position in self._positions.values()) >= MIN_MOVED_BYTES:
@@ -128,7 +128,7 @@ class HangDetector:
         operations = list(operations_under_way(self._groups.values(), self._positions))
         found = self._halted() or self._alone() or self._working() or culprit(operations) or self._behind()
         silent_s = now_s - self._progress_s
-        since = f"no progress for {silent_s:.0f} s, a step takes {self._usual_s:.2g} s"
+        since = f"no progress for {silent_s:.0f} s, a step usually takes {self._usual_s:.2g} s"
         if not self.has_begun:
             since = f"no first step on every rank after {silent_s:.0f} s (timeout_s in job.yaml)"
         if found is not None:
@@ -140,27 +140,27 @@ class HangDetector:
         return HangReport(None, f"{since}; which rank is at fault is not known: {doing}{stuck_in_words(operations)}")
 
     def _halted(self) -> tuple[int, str] | None:
-        """Return a rank that the kernel does not run."""
+        """Return a rank that the kernel is not running, and why."""
         halted = [rank for rank, state in self._states.items() if state in _STATES]
         return (halted[0], f"its process is {_STATES[self._states[halted[0]]]}") if halted else None
 
     def _alone(self) -> tuple[int, str] | None:
-        """Return a rank that waits for no other, while others do."""
+        """Return a rank that waits for no other while others wait."""
         alone = [rank for rank, position in self._positions.items() if position.alone]
         if not alone or len(alone) == len(self._positions):
             return None
         return alone[0], f"it is still {self._positions[alone[0]].doing}"
 
     def _behind(self) -> tuple[int, str] | None:
-        """Return the one rank that finished fewer steps than all others."""
+        """Return the one rank that finished fewer steps than all others, if there is one."""
         fewest = min(self._steps.values())
         behind = [rank for rank, step in self._steps.items() if step == fewest]
-        return (behind[0], f"it finished step {fewest + 1}, all others are further") if len(behind) == 1 else None
+        return (behind[0], f"it finished step {fewest + 1}, all others are ahead") if len(behind) == 1 else None
 
     def _working(self) -> tuple[int, str] | None:
-        """Return a rank that works while others wait, by its stack. A rank on a GPU may wait for its GPU in any line.
+        """Return a rank whose stack shows work while others wait. A rank on a GPU may wait for its GPU in any line.
 
-        A rank does not answer, either, while it computes in code that lets no other thread of Python run.
+        A rank that computes in code that lets no other Python thread run does not answer either.
         """
         if self._plan.job.device == "cuda":
             return None
@@ -175,7 +175,7 @@ class HangDetector:
         return None
 
     def _stack_of(self, rank: int, last_lines: Sequence[str]) -> tuple[str, ...]:
-        """Return the rank's stack by its answer; if it gave none, by faulthandler's output."""
+        """Return the rank's stack from its answer, or else from faulthandler's output."""
         if rank in self._positions:
             return self._positions[rank].stack
         starts = [index for index, line in enumerate(last_lines) if _STACK_BEGINS in line]

@@ -1,7 +1,7 @@
-"""The user's own command, run on the controller when a run ends or something in it is found slow.
+"""The user's own command, run on the controller when a run ends or part of it is slow.
 
-It is told by JSON on its standard input, no shell reads its words, and it is ended after a minute. Another process
-waits for it, this file run by itself: so the run never does, whatever the command does, and no exit code changes.
+The command gets JSON on its standard input. No shell reads its words. It is ended after a minute. A separate process,
+this file run as a script, waits for it, so the run never waits and no exit code changes, whatever the command does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LOG_FILE = "told.log"
 
 
 class HookCommand:
-    """Runs `words` in the run's folder, if there are any, with output to told.log there. One at a time."""
+    """Runs `words`, if any, in the run's folder, one at a time. The output goes to told.log in that folder."""
 
     def __init__(self, words: Sequence[str], folder: Path, limit_s: float = LIMIT_S) -> None:
         self._words, self._folder, self._limit_s = tuple(words), folder.absolute(), limit_s
         self._running: subprocess.Popen[bytes] | None = None
 
     def tell(self, what: Mapping[str, object]) -> None:
-        """Start it with `what`, unless it still runs. A failure to start it never affects the run."""
+        """Start the command with `what`, unless it still runs. A failure to start it never affects the run."""
         if not self._words or (self._running is not None and self._running.poll() is None):
             return
         task = json.dumps({"words": self._words, "limit_s": self._limit_s, "what": json.dumps(what)})
@@ -48,14 +48,14 @@ class HookCommand:
 
 
 def cannot_run(words: Sequence[str]) -> str | None:
-    """Return why the command cannot be run here; None if it can."""
+    """Return why the command cannot run here; None if it can."""
     if shutil.which(words[0]) is None:
-        return f"{words[0]}: no program of that name here"
+        return f"{words[0]}: no such program on this machine"
     return None
 
 
 def main() -> None:
-    """Run the command of the task on standard input, and end it with all that it started when its time is over."""
+    """Run the command given on standard input. When its time is over, end it and everything it started."""
     task = json.load(sys.stdin)
     try:
         child = subprocess.Popen(task["words"], stdin=subprocess.PIPE, start_new_session=True)

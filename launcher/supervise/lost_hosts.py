@@ -1,4 +1,4 @@
-"""The hosts a run has lost, and which of them answer again."""
+"""The hosts that a run has lost, and those that answer again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def answers(node: Node) -> bool:
 
 
 def later_in_background(work: Callable[[], None]) -> None:
-    """Do the work after a pause, in a thread of its own."""
+    """Do the work after a pause, in its own thread."""
 
     def pause_and_work() -> None:
         time.sleep(PAUSE_S)
@@ -34,7 +34,7 @@ def later_in_background(work: Callable[[], None]) -> None:
 
 
 class LostHosts:
-    """The lost hosts. They are tried in the background, so that a run does not wait for them."""
+    """The lost hosts. They are tried in the background, so the run does not wait for them."""
 
     def __init__(
         self,
@@ -56,19 +56,19 @@ class LostHosts:
         self._nodes += tuple(nodes)
 
     def look(self) -> None:
-        """Start looking for the lost hosts, unless that is under way."""
+        """Start looking for the lost hosts, unless a search is under way."""
         if self._nodes and not self._is_looking:
             self._is_looking = True
             self._in_background(self._find)
 
     def take_found(self) -> tuple[str, ...]:
-        """Return the hosts found since the last time; they are no longer lost."""
+        """Return the hosts found since the last call. They are no longer lost."""
         found, self._found = self._found, ()
         self._nodes = tuple(node for node in self._nodes if node.host not in found)
         return found
 
     def wait_for(self, nodes: Sequence[Node], interrupts: Interrupts) -> None:
-        """Return when all of them answer. Raises KeyboardInterrupt."""
+        """Wait until all of them answer. Raises KeyboardInterrupt."""
         while not all(self._answers(node) for node in nodes):
             interrupts.pause(PAUSE_S)
 

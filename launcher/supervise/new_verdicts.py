@@ -1,4 +1,4 @@
-"""Verdicts that say something new: a slow host or wire is worth a word again when it has become another."""
+"""Verdicts worth showing: a slow host or wire is shown again only when its slowness has changed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from holmes_runtime.config.verdicts import AllHostsSlow, HostIsSlow, LinkIsSlow, Verdict
 
-CHANGED = 2.0  # times slower or faster than when it was last said
+CHANGED = 2.0  # times slower or faster than when it was last shown
 
 
 class NewVerdicts:
-    """Remembers how slow each part of a run was said to be."""
+    """Remembers how slow each part of a run was when last shown."""
 
     def __init__(self) -> None:
         self._said: dict[object, float] = {}
 
     def of(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """Return those not said before, or of a part that is now slower or faster by twice."""
+        """Return the verdicts not shown before, or on a part that has become at least twice as slow or fast."""
         return [verdict for verdict in verdicts if self._is_new(verdict)]
 
     def _is_new(self, verdict: Verdict) -> bool:

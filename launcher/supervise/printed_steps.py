@@ -19,9 +19,9 @@ from launcher.prepare.prepare import planned_rdma_ports
 
 NUMBER = r"(?:[-+]?[0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?|[-+]?inf|nan)"
 ANY = rf"(?i)\bstep\s*[:=]?\s*(?P<step>[0-9]+)\b.*?\bloss\s*[:=]?\s*(?P<loss>{NUMBER})"
-"""A line as many scripts print one, `step 12 loss 3.4`."""
+"""A line as many scripts print it: `step 12 loss 3.4`."""
 HUGGING_FACE = rf"'loss': '?(?P<loss>{NUMBER})"
-"""transformers, trainer_callback.py: a dictionary, printed each `logging_steps`."""
+"""transformers, trainer_callback.py: a dictionary, printed every `logging_steps`."""
 PATTERNS: Mapping[str, tuple[str, ...]] = {
     # Megatron-LM, megatron/training/training.py, training_log.
     "megatron": (
@@ -39,12 +39,12 @@ PATTERNS: Mapping[str, tuple[str, ...]] = {
     "torch": (ANY, HUGGING_FACE),
 }
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-MAX_CHARACTERS = 2000  # of a line that is read
-WINDOW_S = 1.0  # lines come in batches, ten a second: shorter steps are timed over so many seconds together
+MAX_CHARACTERS = 2000  # limit of a line that is read
+WINDOW_S = 1.0  # lines come in batches, ten a second: short steps are timed together over this window
 
 
 class _StepLine(NamedTuple):
-    """A step whose line has come: when, and the byte counters by then, by host."""
+    """A step whose line has arrived: the time, and the byte counters at that time, by host."""
 
     step: int
     time_s: float
@@ -52,11 +52,11 @@ class _StepLine(NamedTuple):
 
 
 class PrintedSteps:
-    """Reads steps, each from the first rank that prints it. `started_s`: from there the first step is timed.
+    """Reads steps, each from the first rank that prints it. The first step is timed from `started_s`.
 
-    A line without the number of the step is one step further than the last. Seconds are the trainer's own where it
-    prints them, else those since an earlier line, over the steps between. Bytes are the increase of hosts' counters
-    since that line, likewise.
+    A line without a step number counts as the step after the last. Seconds are the trainer's own if it prints them;
+    otherwise they are the time since an earlier line, divided by the steps between. Bytes are the increase of the
+    hosts' counters since that line, likewise divided.
     """
 
     def __init__(self, plan: Plan, started_s: float) -> None:
@@ -65,7 +65,7 @@ class PrintedSteps:
         own = trainer.step_pattern
         self._patterns = [re.compile(text) for text in ((own,) if own is not None else PATTERNS[trainer.engine])]
         self._plan, self._last_step = plan, -1
-        self._taken = deque([_StepLine(-1, started_s, {})])  # the first of them before the window
+        self._taken = deque([_StepLine(-1, started_s, {})])  # the first one is before the window
         self._planned = {node.host: set(planned_rdma_ports(node)) for node in plan.nodes}
         for port in plan.prediction.traffic:
             self._planned[port.host].add(port.netdev)
@@ -75,13 +75,13 @@ class PrintedSteps:
         self._flops = trained_step_flops(job.model, job.trainable, job.global_batch_size) / plan.world_size
 
     def take_counters(self, node: Node, reading: HostCounters) -> None:
-        """Take a host's counters, of the interfaces and ports that the plan names."""
+        """Take a host's counters of the interfaces and ports that the plan names."""
         planned = self._planned[node.host]
         self._counters[node.host] = {name: each for name, each in reading.interfaces.items() if name in planned}
         self._gpus.setdefault(node.host, reading.gpus[: node.num_ranks])
 
     def take(self, line: str, now_s: float) -> FinishedStep | None:
-        """Return the step that a line ends; None for any other line."""
+        """Return the step that a line completes; None for any other line."""
         text = COLOURS.sub("", line[:MAX_CHARACTERS])
         found = next((match for pattern in self._patterns if (match := pattern.search(text))), None)
         if found is None:
@@ -94,7 +94,7 @@ class PrintedSteps:
         seconds = values.get("seconds") or (values.get("milliseconds") or 0.0) / 1000
         since = self._line_before(now_s)
         if since.step < 0:
-            self._taken.clear()  # starting is no step
+            self._taken.clear()  # the start does not count as a step
         self._taken.append(_StepLine(step, now_s, dict(self._counters)))
         step_s = seconds or (now_s - since.time_s) / (step - since.step)
         self._last_step = step
@@ -107,14 +107,14 @@ class PrintedSteps:
         return self._taken[0]
 
     def _traffic(self, since: _StepLine, step: int) -> Iterator[StepTraffic]:
-        """Yield the bytes of each interface a step, since an earlier line."""
+        """Yield the bytes of each interface per step, since an earlier line."""
         steps = step - since.step
         for host, counters in self._counters.items():
             for netdev, moved in counters_increase(since.counters.get(host, {}), counters).items():
                 yield StepTraffic(host, netdev, moved.sent_bytes // steps, moved.received_bytes // steps)
 
     def _peak_flops_per_s(self) -> float:
-        """Return the peak of the fastest GPU, whose rank is used the least; 0 unless the peaks of all are known."""
+        """Return the peak of the fastest GPU, whose rank is used least; 0 unless the peaks of all GPUs are known."""
         kinds = [self._gpus.get(node.host, ()) for node in self._plan.nodes]
         peaks = [peak_flops_per_s(name, self._plan.job.value_type) for name in {*itertools.chain(*kinds)}]
         return max((peak or 0.0 for peak in peaks), default=0.0) if all(kinds) and all(peaks) else 0.0
@@ -140,7 +140,7 @@ class PrintedSteps:
 
 
 def _finite(text: str) -> float | None:
-    """Return the number; None for NaN, infinity, and text that is no number, as a user's pattern may take any."""
+    """Return the number; None for NaN, infinity and text that is not a number, as a user's pattern may match any."""
     try:
         number = float(text.replace(",", ""))
     except ValueError:

@@ -21,7 +21,7 @@ NextStep = Literal["end", "restart", "wait", "replan"]
 
 
 class Planner(Protocol):
-    """Makes plans for a run under way, from the inventory of its first plan. Each method raises HolmesError."""
+    """Makes plans for a run under way, from the inventory of its first plan. All methods raise HolmesError."""
 
     def without(self, plan: Plan, hosts: tuple[str, ...]) -> Plan:
         """Return a plan of the same job without those hosts."""
@@ -31,9 +31,9 @@ class Planner(Protocol):
 
 
 class Replanning:
-    """Each of its plans is made anew from the first one, and shown by `say`; the reason where there is none.
+    """Makes each new plan from the first one, and shows it with `say`, or the reason if there is none.
 
-    `planner`: None where the inventory is not at hand. `next_plan`: once the ranks have saved, the run goes on with it.
+    `planner` is None without the inventory. `next_plan` is the plan to continue with once the ranks have saved.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Replanning:
         self._new = NewVerdicts()
 
     def take_next_plan(self) -> Plan | None:
-        """Return the plan for which the ranks have saved, and forget it."""
+        """Return the plan for which the ranks have saved, and clear it."""
         plan, self.next_plan = self.next_plan, None
         return plan
 
     def after_failure(self, plan: Plan, cause: Failure, lost_hosts: tuple[str, ...]) -> Plan | None:
-        """Return the next attempt's plan as the settings ask, None to end the run. May wait for lost hosts.
+        """Return the next attempt's plan as the settings ask, or None to end the run. May wait for lost hosts.
 
         Raises KeyboardInterrupt.
         """
@@ -80,7 +80,7 @@ class Replanning:
         return plan
 
     def after_refusal(self, plan: Plan, faults: Sequence[Fault]) -> None:
-        """Try nothing more after checks refused the next attempt."""
+        """Do nothing: after checks refuse the next attempt, nothing else is tried."""
 
     def take_step(self) -> None:
         """Do nothing: restarts are counted over the whole run."""
@@ -89,22 +89,22 @@ class Replanning:
         """Do nothing, as with a step."""
 
     def take_verdicts(self, verdicts: Sequence[Verdict], step_s: float | None) -> None:
-        """Show the gain of a plan that accounts for slow parts over steps of `step_s`; continue with it if asked to."""
+        """Show the gain of a plan that accounts for slow parts over steps of `step_s`. Continue with it if asked to."""
         verdicts = self._new.of(verdicts)
         for verdict in verdicts:
             self._say(verdict.sentence)
         if any(isinstance(verdict, AllHostsSlow) for verdict in verdicts):
-            return  # no prediction is to be trusted
+            return  # no prediction can be trusted
         for part in verdicts:
             if not isinstance(part, HostIsSlow | LinkIsSlow):
-                continue  # the ranks themselves have done something about it, or no plan can
+                continue  # the ranks have already reacted, or no plan can help
             if self.next_plan is None:
                 plan = self._after(part, step_s)
                 if self._settings.replan_when_slow and self._saves:
                     self._go_on_with(plan)
 
     def look_for_lost_hosts(self, plan: Plan) -> None:
-        """Go on with lost hosts that have come back where that is faster than `plan`; have the others looked for."""
+        """Continue with lost hosts that are back if that is faster than `plan`. Keep looking for the others."""
         found = self._lost.take_found() if self._saves and self.next_plan is None else ()
         if found:
             gone = self._lost.names
@@ -114,21 +114,21 @@ class Replanning:
         self._lost.look()
 
     def _is_faster(self, new: Plan, plan: Plan) -> bool:
-        """Return True if `new` has a shorter predicted step than `plan`; else show the reason."""
+        """Return True if `new` has a shorter predicted step than `plan`. Otherwise show the reason."""
         if new.prediction.step_s < plan.prediction.step_s:
             return True
-        self._say(f"the run keeps its plan, which takes no longer: {plan.prediction.step_s:.3g} s a step predicted")
+        self._say(f"the run keeps its plan, which is no slower: {plan.prediction.step_s:.3g} s per step predicted")
         return False
 
     def _without(self, plan: Plan, hosts: Sequence[str]) -> Plan | None:
-        """Return a plan without those hosts of `plan`, and without the ones lost before."""
+        """Return a plan without those hosts of `plan` and without the hosts lost before."""
         self._lost.add(node for node in plan.nodes if node.host in hosts)
         gone = self._lost.names
         return self._plan(f"without {', '.join(gone)}", lambda planner: planner.without(self._first_plan, gone))
 
     def _after(self, verdict: SlowPart, step_s: float | None) -> Plan | None:
         """Return a plan that accounts for a slow part, if it gains more than a restart costs."""
-        gone, why = self._lost.names, f"after that ({verdict.sentence})"
+        gone, why = self._lost.names, f"that accounts for this ({verdict.sentence})"
         plan = self._plan(why, lambda planner: planner.after(self._first_plan, verdict, gone))
         if plan is None or step_s is None:
             return None
@@ -140,12 +140,12 @@ class Replanning:
     def _go_on_with(self, plan: Plan | None) -> None:
         self.next_plan = plan
         if plan is not None:
-            self._say("the ranks save after this step, and go on with the new plan")
+            self._say("the ranks save after this step and continue with the new plan")
 
     def _plan(self, why: str, make: Callable[[Planner], Plan]) -> Plan | None:
         planner = self._planner
         if planner is None:
-            self._say(f"no plan {why}: the inventory the plan was made from is not beside it")
+            self._say(f"no plan {why}: the inventory that the plan was made from is not in its folder")
             return None
         try:
             plan = self._interrupts.raised_during(lambda: make(planner))
@@ -153,14 +153,14 @@ class Replanning:
             self._say(f"no plan {why}: {error.what}")
             return None
         hosts = ", ".join(node.host for node in plan.nodes)
-        step_s = f"{plan.prediction.step_s:.3g} s a step predicted"
+        step_s = f"{plan.prediction.step_s:.3g} s per step predicted"
         groups = "".join(f" {key}={size}" for key, size in (("cp", plan.job.cp), ("ep", plan.job.ep)) if size > 1)
         self._say(f"plan {why}: tp={plan.tp} pp={plan.pp} dp={plan.engine_dp}{groups} on {hosts}, {step_s}")
         return plan
 
 
 def next_step(settings: Settings, restarts_done: int, lost_hosts: tuple[str, ...]) -> NextStep:
-    """Choose to end the run, restart it on the same hosts, wait for lost ones, or plan without them."""
+    """Choose to end the run, restart it on the same hosts, wait for lost hosts, or plan without them."""
     if lost_hosts and settings.on_loss != "stop":
         return settings.on_loss
     if not lost_hosts and restarts_done < settings.restarts:

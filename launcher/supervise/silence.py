@@ -1,21 +1,21 @@
-"""Nodes that say nothing any more. Pure: time is passed in."""
+"""Nodes that have gone silent. Pure: time is passed in."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-ASLEEP_S = 3.0  # a machine that is suspended or overloaded does not look at its watch for so long
+ASLEEP_S = 3.0  # a gap this long means that this machine was suspended or overloaded
 
 
 class SilenceDetector:
-    """The time of each node's last message. Call `silent` regularly: a pause between calls counts as our own."""
+    """The time of each node's last message. Call `silent` regularly: a gap between calls counts as our own pause."""
 
     def __init__(self, num_nodes: int, now_s: float) -> None:
         self._heard_s = dict.fromkeys(range(num_nodes), now_s)
         self._looked_s = now_s
 
     def take_word(self, node_rank: int, now_s: float) -> None:
-        """Record a message of a node."""
+        """Record a message from a node."""
         self._heard_s[node_rank] = now_s
 
     def longest_s(self, nodes: Collection[int], now_s: float) -> float:
@@ -24,7 +24,7 @@ class SilenceDetector:
 
     def silent(self, now_s: float, limit_s: float) -> dict[int, float]:
         """Return the seconds of silence of each node that has been silent for longer than `limit_s`."""
-        if now_s - self._looked_s > ASLEEP_S:  # it was us who did not listen
+        if now_s - self._looked_s > ASLEEP_S:  # this process itself did not listen
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
         self._looked_s = now_s
         since_s = now_s - limit_s

@@ -1,4 +1,4 @@
-"""The process groups that a trainer's ranks report by their hooks, and the notice where none does."""
+"""The process groups that the hooks of a trainer's ranks report, and a notice if none is reported."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _NO_HOOK = (
 
 
 class TrainerGroups:
-    """The groups of one attempt so far. Of equal reports the first speaks for all."""
+    """The groups of one attempt so far. Of equal reports only the first counts."""
 
     def __init__(self, plan: Plan) -> None:
         self._expects_some = not plan.job.is_bundled and plan.world_size > 1
         self._sentences: set[str] = set()
 
     def take_notice(self, notice: RankNotice) -> Iterator[Notice]:
-        """Yield the notice of a hook, which a trainer's rank does not print; of equal ones the first."""
+        """Yield the notice of a hook, which a trainer's rank does not print. Equal notices are yielded once."""
         if notice.sentence not in self._sentences:
             self._sentences.add(notice.sentence)
             yield Notice(f"rank {notice.rank}: {notice.sentence}")
 
     def take_group(self, group: GroupRecord) -> Iterator[Notice | GroupRecord]:
-        """Yield the group, as the first of its members reports it, and a notice of interfaces that no plan names."""
+        """Yield the group, as reported by its first member, and a notice of interfaces that no plan names."""
         self._expects_some = False
         if group.others:
             used = (
@@ -39,7 +39,7 @@ class TrainerGroups:
             yield group
 
     def missing(self) -> Iterator[Notice]:
-        """Yield a notice, once, if by now there should have been a group."""
+        """Yield a notice, once, if there should have been a group by now."""
         if self._expects_some:
             self._expects_some = False
             yield Notice(_NO_HOOK)

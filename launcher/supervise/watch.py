@@ -17,11 +17,11 @@ Happened = RunEvent | FinishedStep | FilePart
 def watch(
     state: AttemptState, nodes: RunningNodes, take: Callable[[Happened], None], tick: Callable[[float], None]
 ) -> None:
-    """Return when the attempt is over. `take` is given what happens, and `tick` is called now and then with the time.
-    Raises KeyboardInterrupt.
+    """Return when the attempt is over. `take` is called with each event, and `tick` regularly with the time. Raises
+    KeyboardInterrupt.
 
-    The time is that at which a message came, however late it is taken: behind many lines of one node, another is not
-    to seem silent.
+    The time is when a message arrived, however late it is processed. Otherwise a node would seem silent while the many
+    lines of another are processed.
     """
     now_s = time.monotonic()
     while not state.is_over(now_s):

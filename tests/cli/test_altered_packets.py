@@ -66,5 +66,5 @@ def test_flipped_bits_in_the_rendezvous_end_the_run_before_its_first_step(trunk_
     assert re.search(
         r"what came from \S+ to \S+, of the rendezvous and its store, was changed on the way", cause.message
     )
-    assert "encrypt by `security: {between_clusters: wireguard}`" in str(cause.likely)
+    assert "encrypt with `security: {between_clusters: wireguard}`" in str(cause.likely)
     assert nothing_is_left(trunk_site.bed)

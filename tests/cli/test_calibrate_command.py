@@ -42,7 +42,7 @@ def test_what_is_measured_is_the_job_s_own_layer(job: Job) -> None:
 
 
 def test_a_layer_of_experts_is_not_measured() -> None:
-    with pytest.raises(HolmesError, match=r"model\.experts: calibrate measures the plain layers"):
+    with pytest.raises(HolmesError, match=r"model\.experts: calibrate measures only the plain layers"):
         trial_words(gpt_7b(model={"preset": "mixtral-8x7b"}), 4)
 
 

@@ -75,7 +75,7 @@ def test_training_starts_from_the_tensors_of_a_folder_that_has_them(command: Com
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({"cut": 1}, "model.safetensors: its header cannot be true: bytes "),
+        ({"cut": 1}, "model.safetensors: its header is invalid: bytes "),
         ({"tensors": {**TENSORS, "lm_head.weight": NORM}}, "lm_head.weight has the shape [2], the model needs [4, 2]"),
         ({"tensors": {"lm_head.weight": TABLE}}, "has no tensor model.embed_tokens.weight"),
         ({"config": {**TINY, "num_hidden_layers": 2**31 - 1}}, "num_layers: must be at most 10000"),
@@ -107,7 +107,7 @@ def test_an_index_that_leads_outside_the_folder_is_wrong_usage(command: Command,
     done = command("model", "inner")
 
     assert done.code == 2
-    assert "'../model.safetensors', which is not a file beside it" in done.stderr
+    assert "'../model.safetensors', which is not a file in its folder" in done.stderr
 
 
 def test_its_lines_are_a_job_s(command: Command, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_weights_that_are_a_pickle_alone_are_refused(command: Command, tmp_path:
     done = command("model", ".")
 
     assert (done.code, done.stdout) == (1, "")
-    assert "has its weights in pytorch_model.bin alone, a pickle" in done.stderr
+    assert "has its weights only in pytorch_model.bin, a pickle" in done.stderr
 
 
 def test_the_tokenizer_and_the_borders_of_documents_are_named(command: Command, tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def test_it_is_refused_before_anything_is_touched(arguments: str, command: Comma
     there = sorted(tmp_path.iterdir())
     done = command(*arguments.split())
     assert (done.code, done.stdout) == (2, "")
-    assert "what sailor would take" in done.stderr
-    assert "add `command` to trainer" in done.stderr
+    assert "only predicts sailor" in done.stderr
+    assert "add `command` to `trainer`" in done.stderr
     assert sorted(tmp_path.iterdir()) == there
 
 

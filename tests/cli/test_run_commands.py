@@ -93,7 +93,7 @@ def test_detached_run_outlives_its_controller_and_is_watched_again_by_a_shell_wi
     monkeypatch.delenv("TAKEN")
     refused = holmes(tmp_path, "attach", detached)
     assert refused.returncode == 2
-    assert "launch.environment.TAKEN: has no value, and this shell has no variable of that name" in refused.stderr
+    assert "launch.environment.TAKEN: no value is given, and this shell has no such variable" in refused.stderr
     assert read_run(run_folder(tmp_path)).state == "running"
     monkeypatch.setenv("TAKEN", "here")
     attach = [sys.executable, "-m", "holmes_cli", "attach", detached]
@@ -254,5 +254,5 @@ def test_a_command_of_the_job_is_told_how_the_run_ended_and_a_missing_one_refuse
     write_plan(tmp_path, launch={"on_end": ["no-such-program-here"]})
     refused = holmes(tmp_path, "launch", "plan.json", "--runs", "others")
     assert refused.returncode == 2
-    assert "launch.on_end: no-such-program-here: no program of that name here" in refused.stderr
+    assert "launch.on_end: no-such-program-here: no such program on this machine" in refused.stderr
     assert not (tmp_path / "others").exists()

@@ -152,14 +152,14 @@ def test_silent_host_of_an_attached_run_is_given_up_and_lost() -> None:
     assert effects == [Reconnect(3), GiveUp(3), NodeState("b2", "b", "lost")]
     (failure,) = state.failures
     assert (failure.host, failure.host_lost, failure.time_s) == ("b2", True, UNIX_S + SILENCE_LIMIT_S + 1)
-    assert failure.message == "no word from the node agent for 16 s: the host or its network is down"
+    assert failure.message == "the node agent has been silent for 16 s: the host or its network is down"
     assert state.lost_hosts == ("b2",)
 
 
 def test_silent_host_of_a_detached_run_is_looked_for_again() -> None:
     state = attempt(detached=True)
     effects = wait(state, 0, SILENCE_LIMIT_S + 1, speaking=(0, 1, 2))
-    assert effects == [Reconnect(3), Notice("host b2: no word for 16 s; trying to reach it again"), Reconnect(3)]
+    assert effects == [Reconnect(3), Notice("host b2: silent for 16 s; reconnecting"), Reconnect(3)]
     assert state.failures == []
 
 
@@ -203,7 +203,7 @@ def test_agent_that_ends_before_its_ranks_was_told_to_and_its_host_is_there() ->
     state = attempt()
     link_says(state, 1, LinkClosed(0, "", agent_ended=True))
     (failure,) = state.failures
-    assert "told to stop by someone else" in failure.message
+    assert "asked to stop by someone else" in failure.message
     assert not failure.host_lost
 
 

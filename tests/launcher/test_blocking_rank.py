@@ -58,7 +58,7 @@ DONE, WAITS, HANDED_OVER = "completed", "started", "scheduled"
 
 def test_the_rank_that_has_not_come_to_a_collective_is_named_with_it() -> None:
     verdict = found({"dp-0": [DONE, HANDED_OVER]}, {"dp-0": [DONE]})
-    assert verdict == (1, "it has not come to collective 2 of group dp-0, in which rank 0 waits for it")
+    assert verdict == (1, "it has not reached collective 2 of group dp-0, in which rank 0 waits for it")
 
 
 def test_the_first_collective_of_all_counts_too() -> None:
@@ -83,11 +83,11 @@ def test_where_all_have_come_to_an_operation_that_does_not_end_no_rank_is_named(
     positions = {rank: position(rank, {"dp-0": [DONE, HANDED_OVER]}) for rank in (0, 1)}
     operations = list(operations_under_way(GROUPS, positions))
     assert culprit(operations) is None
-    assert stuck_in_words(operations) == "; all its ranks have come to collective 2 of group dp-0, which does not end"
+    assert stuck_in_words(operations) == "; all its ranks have reached collective 2 of group dp-0, which does not end"
 
 
 def test_a_rank_that_is_late_as_its_own_network_does_not_move_is_not_named() -> None:
-    """Ranks 1 and 3 are in a message that does not end: that rank 1 has not come to the collective follows from it."""
+    """Ranks 1 and 3 are in a message that does not end: that rank 1 has not reached the collective follows from it."""
     stuck = {"edge-1*": [DONE, HANDED_OVER]}
     assert found({"dp-0": [HANDED_OVER]}, stuck, {}, stuck) is None
 

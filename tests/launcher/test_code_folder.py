@@ -96,7 +96,7 @@ def test_too_many_files_are_not_looked_through(tmp_path: Path) -> None:
         read_code_files(code)
 
 
-@pytest.mark.parametrize(("code", "said"), [("nowhere", "is not there"), ("src/net/mine.py", "is no folder")])
+@pytest.mark.parametrize(("code", "said"), [("nowhere", "does not exist"), ("src/net/mine.py", "is not a folder")])
 def test_a_folder_that_is_none_is_named(tmp_path: Path, code: str, said: str) -> None:
     write(tmp_path / "src", net__mine_py="")
     with pytest.raises(HolmesError, match=rf"launch\.code: .*{code}: {said}"):

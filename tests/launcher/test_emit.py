@@ -104,12 +104,12 @@ def test_a_name_that_has_no_way_to_be_written_is_refused(form: str, name: str) -
         return tuple(each.model_copy(update={key: name}) if each.host == "a1" else each for each in entries)
 
     update = {"nodes": renamed(PLAN.nodes, "host"), "ranks": renamed(PLAN.ranks, "host")}
-    with pytest.raises(HolmesError, match=f"--to {form}: host .* cannot be written there"):
+    with pytest.raises(HolmesError, match=f"--to {form}: host .* cannot be written in this format"):
         emit(PLAN.model_copy(update=update), form, NOTHING)
-    with pytest.raises(HolmesError, match=r"cluster .* cannot be written there"):
+    with pytest.raises(HolmesError, match=r"cluster .* cannot be written in this format"):
         emit(PLAN.model_copy(update={"nodes": renamed(PLAN.nodes, "cluster")}), form, NOTHING)
     unchecked = Access(transport="slurm").model_copy(update={"address": name or " "})  # a record refuses most of them
-    with pytest.raises(HolmesError, match=r"Slurm's name .* cannot be written there"):
+    with pytest.raises(HolmesError, match=r"Slurm's name .* cannot be written in this format"):
         emit(with_access(PLAN, unchecked), form, NOTHING)
 
 
@@ -255,7 +255,7 @@ def test_every_rank_is_found_by_its_host_and_local_rank() -> None:
     for rank in kept_plan().ranks:
         assert find_place(table, rank.host, str(rank.local_rank))[0] == rank.rank
     for host, local_rank in (("a1", "9"), ("a1", "01"), ("c1", "0")):
-        with pytest.raises(ValueError, match=f"host {host}, local rank '{local_rank}': not in the plan, there it has"):
+        with pytest.raises(ValueError, match=f"host {host}, local rank '{local_rank}': not in the plan, it has there"):
             find_place(table, host, local_rank)
 
 
@@ -263,7 +263,7 @@ def test_every_rank_is_found_by_its_host_and_local_rank() -> None:
     "environ", [{"HOLMES_HOST": "a1"}, {"LOCAL_RANK": "0"}, {"HOLMES_HOST": "", "LOCAL_RANK": "0"}]
 )
 def test_a_rank_that_nobody_started_right_is_refused(folder: Path, environ: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"is not set: start ranks by start-rank\.sh"):
+    with pytest.raises(ValueError, match=r"is not set: start ranks with start-rank\.sh"):
         rank_environment(folder, environ)
 
 

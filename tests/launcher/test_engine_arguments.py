@@ -187,7 +187,7 @@ def test_the_job_s_own_numbers_leave_the_arguments_there() -> None:
 
 
 def test_an_unknown_placeholder_names_the_known_ones() -> None:
-    with pytest.raises(HolmesError, match="is no setting of a plan") as refused:
+    with pytest.raises(HolmesError, match="is not a setting of the plan") as refused:
         command_of(plan_of_engine("torch", "python", "{tensor}", model=SMALL))
     assert all(f"{{{name}}}" in str(refused.value.hint) for name in placeholders(plan_of_engine("torch", model=SMALL)))
 

@@ -39,7 +39,7 @@ def test_a_change_on_the_way_goes_before_what_came_of_it_and_says_what_to_do() -
     assert first_cause([lost, changed]) is changed
     assert not is_consequence(changed)
     likely = failure_of(None, RankFailed(0, 1, said, 2.0), host_lost=False).likely
-    assert "Nothing of it was saved" in str(likely)
+    assert "None of it was saved" in str(likely)
     assert "{between_clusters: wireguard}" in str(likely)
 
 

@@ -215,7 +215,7 @@ def test_on_gpus_the_rank_whose_last_collective_lags_is_named() -> None:
     found = detector.verdict({}, now_s)
     assert rank_of(found) == group.ranks[-1]
     assert found is not None
-    assert f"has not come to collective 5 of group {group.name}" in found.text
+    assert f"has not reached collective 5 of group {group.name}" in found.text
 
 
 def test_on_gpus_the_rank_that_lags_in_a_group_of_a_trainer_is_named() -> None:
@@ -230,7 +230,7 @@ def test_on_gpus_the_rank_that_lags_in_a_group_of_a_trainer_is_named() -> None:
     found = detector.verdict({}, now_s)
     assert rank_of(found) == 3
     assert found is not None
-    assert "has not come to collective 5 of group TENSOR_GROUP, in which rank 2 waits for it" in found.text
+    assert "has not reached collective 5 of group TENSOR_GROUP, in which rank 2 waits for it" in found.text
 
 
 def test_progress_takes_the_question_back() -> None:

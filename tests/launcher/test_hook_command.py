@@ -24,7 +24,7 @@ def test_a_program_is_named_or_its_whole_path_given() -> None:
     for word in ("./mine", "", "a/b"):
         with pytest.raises(ValidationError, match="is no program's name and no whole path"):
             LaunchSettings(on_verdict=(word,))
-    assert cannot_run(("no-such-program-here",)) == "no-such-program-here: no program of that name here"
+    assert cannot_run(("no-such-program-here",)) == "no-such-program-here: no such program on this machine"
     assert cannot_run((sys.executable, "-c", "pass")) is None
 
 

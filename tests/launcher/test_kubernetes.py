@@ -179,7 +179,7 @@ def test_a_host_that_can_be_no_pod_is_named(plan: Plan, message: str) -> None:
 def test_a_host_that_is_no_name_of_a_node_is_named(name: str) -> None:
     plan = with_container(cpu_plan())
     nodes = tuple(node.model_copy(update={"host": name}) if node.host == "a1" else node for node in plan.nodes)
-    with pytest.raises(HolmesError, match=f"host '{name}' is no name of a node"):
+    with pytest.raises(HolmesError, match=f"host '{name}' is not a valid name of a Kubernetes node"):
         kubernetes_files(plan.model_copy(update={"nodes": nodes}), {}, {})
 
 

@@ -280,7 +280,7 @@ def test_an_island_that_is_lost_or_not_heard_within_an_exchange_ends_it(how: str
         islands.membership.hear(1, is_heard=False)
     else:
         islands.membership.begin(1, Begin(0, "x"))
-    said = "has a host that is not heard" if how == SILENT else "is lost"
+    said = "has a silent host" if how == SILENT else "is lost"
     assert islands.keys[verdict_key(0)] == f"island 1 {said}"
     islands.come(coming(0))
     assert islands.chosen(0) == (None if how == "begun anew" else ([0], []))

@@ -137,7 +137,7 @@ def test_run_ends_where_no_plan_does_without_the_lost_host() -> None:
 def test_run_ends_where_the_inventory_is_not_at_hand() -> None:
     run = Run(Settings(on_loss="replan"), planner=None)
     assert run.fails("b2") is None
-    assert run.said[-1] == "no plan without b2: the inventory the plan was made from is not beside it"
+    assert run.said[-1] == "no plan without b2: the inventory that the plan was made from is not in its folder"
 
 
 def test_lost_host_that_answers_again_is_planned_with() -> None:
@@ -150,7 +150,7 @@ def test_lost_host_that_answers_again_is_planned_with() -> None:
     assert run.decides.next_plan is None
     assert run.planner is not None
     assert run.planner.asked == [("b2",), ()]
-    assert run.said[-1] == "the ranks save after this step, and go on with the new plan"
+    assert run.said[-1] == "the ranks save after this step and continue with the new plan"
 
 
 def test_host_that_answers_again_does_not_end_a_plan_that_is_as_fast_without_it() -> None:

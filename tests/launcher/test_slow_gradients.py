@@ -41,7 +41,7 @@ def said(degrees: dict[str, int], times: float, waited: float = 1.0, computed: f
 def test_the_trunk_that_gradients_cross_is_named() -> None:
     sentence = said(ACROSS, 10)
     assert sentence is not None
-    assert sentence.startswith("steps take 10.0x longer than planned (")
+    assert sentence.startswith("steps take 10.0x as long as planned (")
     assert "; the trunk a - b carries less than planned" in sentence
 
 

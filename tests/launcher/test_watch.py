@@ -56,5 +56,5 @@ def test_island_whose_rank_asks_the_meeting_for_what_cannot_be_fails_by_host_and
     state, _ = watched([left, NodeMessage(1, ToMeeting(7, "{}"), 1e9, number=2), *ends])
     (failure,) = state.failures
     assert failure.host == PLAN.nodes[1].host
-    assert failure.message.endswith("asked the meeting of islands for what cannot be: set of '!!!x'")
+    assert failure.message.endswith("sent the rendezvous of islands an invalid request: set of '!!!x'")
     assert not failure.host_lost

@@ -59,7 +59,7 @@ TAMPERED: dict[str, Callable[[], Plan]] = {
     ),
     "schedule is gpipe, but the job fixes 1f1b": lambda: PLAN.model_copy(update={"schedule": "gpipe"}),
     "a replica runs no micro-batch": lambda: PLAN.model_copy(update={"microbatches": (PLAN.microbatches[0] * 2, 0)}),
-    "holds one chunk": lambda: PLAN.model_copy(update={"chunks": 2}),
+    "has one chunk": lambda: PLAN.model_copy(update={"chunks": 2}),
     "below the bound": lambda: PLAN.model_copy(
         update={"solve": PLAN.solve.model_copy(update={"bound_s": PLAN.solve.objective_s * 2})}
     ),

@@ -456,7 +456,7 @@ def test_a_device_to_which_somebody_always_comes_first_is_refused() -> None:
         held.append(socket.create_connection(server.getsockname()))
         return server
 
-    with pytest.raises(RuntimeError, match=f"somebody has connected to each of {TRIES} sockets"):
+    with pytest.raises(RuntimeError, match=f"another process connected to each of {TRIES} sockets"):
         closed_device(make)
     for each in held:
         each.close()

@@ -120,7 +120,7 @@ def test_a_best_with_a_short_file_is_told_and_stays_until_a_better_one(
     resumed = save(tmp_path, {4: 4.0, 5: 1.5})
 
     said = capsys.readouterr().out
-    told = "checkpoint step-00000001 (validation loss 1.0000) is not whole, and no longer the best; its files here stay"
+    told = "checkpoint step-00000001 (validation loss 1.0000) is incomplete and no longer the best; its files here stay"
     assert told in said
     assert (kept(tmp_path), resumed.best) == ([1, 5], f"{tmp_path}/step-00000005 (validation loss 1.5000)")
 

@@ -164,7 +164,7 @@ def test_a_checkpoint_without_an_index_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "step-00000001" / "pieces.json").unlink()
 
-    with pytest.raises(RuntimeError, match=r"/step-00000001/pieces\.json is missing: .* no checkpoint, or of"):
+    with pytest.raises(RuntimeError, match=r"/step-00000001/pieces\.json is missing: .* no checkpoint, or from before"):
         open_folder(config(tmp_path, resume=True)).load(make_shards(0))
 
 

@@ -72,7 +72,7 @@ def test_documents_of_jsonl_end_with_a_zero_byte(tmp_path: Path) -> None:
     [
         ('{"content": "x"}', r"""it has no field "text", only \['content'\]"""),
         ('{"text": 3}', 'the field "text" is 3, not a string'),
-        ("[1]", "it is no object"),
+        ("[1]", "it is not a JSON object"),
         ("{", "Expecting property name"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_folder_without_matching_files_names_host_and_pattern(tmp_path: Path) 
 def test_data_without_a_whole_sample_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("12345678")
 
-    with pytest.raises(ValueError, match=r"host a1: .* has 8 tokens for training, a sample needs 9"):
+    with pytest.raises(ValueError, match=r"host a1: .* has 8 tokens for training, but a sample needs 9"):
         load_corpus(data(tmp_path), "a1", 8, 256)
 
 
@@ -170,7 +170,7 @@ def test_the_source_of_a_blend_without_a_whole_sample_is_named(tmp_path: Path) -
     (tmp_path / "a.txt").write_text("12345678901234567890")
     (tmp_path / "b.txt").write_text("1234")
 
-    with pytest.raises(ValueError, match=r"host a1: .*b\.txt has 4 tokens for training, a sample needs 9"):
+    with pytest.raises(ValueError, match=r"host a1: .*b\.txt has 4 tokens for training, but a sample needs 9"):
         load_corpus(blend(tmp_path / "a.txt", tmp_path / "b.txt"), "a1", 8, 256)
 
 
@@ -220,7 +220,9 @@ def test_hosts_whose_documents_differ_are_found_where_documents_are_separate(tmp
 def test_the_largest_token_of_our_files_and_of_text_is_known_before_the_first_step(tmp_path: Path) -> None:
     write_tokens(tmp_path / "t.bin", [1, 2, 300], [7], token_type="uint16")
 
-    with pytest.raises(ValueError, match=r"host a1: .*t\.bin has token 300, vocab_size is 300: raise vocab_size, or"):
+    with pytest.raises(
+        ValueError, match=r"host a1: .*t\.bin has token 300, but vocab_size is 300: raise vocab_size, or"
+    ):
         load_corpus(data(tmp_path), "a1", 2, 300)
     assert load_corpus(data(tmp_path), "a1", 2, 301).num_tokens == 4
 
@@ -243,7 +245,9 @@ def test_a_file_cut_under_a_run_is_an_error_that_names_it(tmp_path: Path, name: 
     os.truncate(path, 100)
 
     assert tokens.read(90, 99).tolist() == list(range(90, 99))
-    with pytest.raises(OSError, match=rf"{name} was cut: 9 bytes expected from byte 96 on, 4 found; it had 200 bytes"):
+    with pytest.raises(
+        OSError, match=rf"{name} was truncated: 9 bytes expected from byte 96 on, 4 found; it had 200 bytes"
+    ):
         tokens.read(96, 105)
 
 
@@ -252,7 +256,7 @@ def test_an_index_cut_under_a_run_is_an_error_that_names_it(tmp_path: Path) -> N
     (tokens,) = load_corpus(blend(tmp_path / "t.bin", documents="separate"), "a1", 8, 256).training
     os.truncate(tmp_path / "t.idx", 40)
 
-    with pytest.raises(OSError, match=r"t\.idx was cut: 8 bytes expected"):
+    with pytest.raises(OSError, match=r"t\.idx was truncated: 8 bytes expected"):
         tokens.positions(0, 200)
 
 
@@ -308,7 +312,7 @@ def test_validation_begins_with_a_packed_sequence(tmp_path: Path) -> None:
         (
             8,
             "separate",
-            r"packed in sequences of 4 tokens, and model\.seq_length is 8: set it to 4, or .* --seq-length 8",
+            r"packed in sequences of 4 tokens, but model\.seq_length is 8: set it to 4, or .* --seq-length 8",
         ),
         (4, "joined", "set `documents: separate` in `data`"),
     ],

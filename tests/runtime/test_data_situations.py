@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: path.write_bytes(gzip.compress(LINES)[:20]),
         "line 1: the compressed file is cut off",
     ),
-    "plain.jsonl.gz": (as_bytes(LINES), "line 1: it cannot be decompressed"),
+    "plain.jsonl.gz": (as_bytes(LINES), "line 1: cannot be decompressed"),
     "empty": (Path.mkdir, "has no file matching"),
     "fields.jsonl": (as_bytes(b'{"content": "x"}\n'), 'line 1: it has no field "text"'),
 }

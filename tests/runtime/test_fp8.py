@@ -102,9 +102,9 @@ def test_a_rank_without_torchao_names_its_host_and_the_key(monkeypatch: pytest.M
         ({"lora": Lora(rank=4, targets=("query",))}, r"with trainable,"),
         ({"model": TINY_MIXTRAL}, r"with model\.experts \d"),
         ({"model": replace(TINY, factory="own.py:build")}, r"with model\.factory own\.py:build,"),
-        ({"model": replace(WIDE, ffn_hidden_size=100)}, r"with ffn_hidden_size 100, no multiple of 16,"),
-        ({"model": replace(WIDE, seq_length=40)}, r"with tokens 40, no multiple of 16,"),
-        ({"pipelines": ((0,), (1,)), "cp": 2, "model": WIDE}, r"with tokens 8, no multiple of 16,"),
+        ({"model": replace(WIDE, ffn_hidden_size=100)}, r"with ffn_hidden_size 100, not a multiple of 16,"),
+        ({"model": replace(WIDE, seq_length=40)}, r"with tokens 40, not a multiple of 16,"),
+        ({"pipelines": ((0,), (1,)), "cp": 2, "model": WIDE}, r"with tokens 8, not a multiple of 16,"),
     ],
 )
 def test_a_run_that_cannot_be_in_fp8_is_refused_by_its_setting(changes: dict[str, Any], message: str) -> None:

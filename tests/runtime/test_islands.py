@@ -249,7 +249,7 @@ def test_an_island_that_is_not_heard_within_an_exchange_joins_the_others_when_it
     first, second = runs["silent within"]
     ended_well([first, second])
 
-    assert ": island 1 has a host that is not heard" in first["said"]
+    assert ": island 1 has a silent host" in first["said"]
     assert "exchange 1 of islands is held again: " in second["said"]
     assert (1, (0,)) in digests(first["outer"])
     joined = [line["exchange"] for line in second["outer"]["0"] if line["has_joined"]]

@@ -100,7 +100,7 @@ def test_a_tied_table_is_held_once_on_one_stage_and_twice_on_two() -> None:
         ({"head_dim": 5}, "must make the size of a head, 5, even, for rotation"),
         ({"rope_scaling": {"kind": "yarn", "factor": 2}}, "llama3"),
         ({"rope_scaling": {"kind": "llama3", "factor": 2, "high_freq_factor": 1}}, "must be above low_freq_factor 1.0"),
-        ({"tied_embeddings": True, "factory": "own.py:build"}, "its copies would drift apart"),
+        ({"tied_embeddings": True, "factory": "own.py:build"}, "the two copies would drift apart"),
     ],
 )
 def test_a_shape_that_no_model_has_is_refused_by_its_key(wrong: dict[str, Any], said: str) -> None:

@@ -50,5 +50,5 @@ def test_a_rank_without_a_list_is_refused_with_the_variable() -> None:
 
 def test_lists_are_read_as_linux_writes_them() -> None:
     assert read_cpu_list("0-2,8,10-11\n".strip()) == {0, 1, 2, 8, 10, 11}
-    with pytest.raises(ValueError, match="'3-x' of '1,3-x' is no CPU"):
+    with pytest.raises(ValueError, match="'3-x' of '1,3-x' is neither a CPU"):
         read_cpu_list("1,3-x")

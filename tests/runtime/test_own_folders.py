@@ -145,7 +145,7 @@ def test_a_folder_of_another_run_is_refused_and_left_alone(runs: dict[str, Any],
     run = runs["folder of other run"]
     assert run["exit_codes"] == [1, 1, 1, 1]
     assert "checkpoints of different runs: host h0: " in run["said"]
-    assert "/h3 of run other; empty the folders that are not wanted" in run["said"]
+    assert "/h3 of run other; empty the folders that you do not want" in run["said"]
     assert (folder / "saved-folder-of-other-run" / "h3" / "latest").read_text() == "step-00000003\n"
 
 

@@ -132,7 +132,7 @@ def test_a_run_starts_from_adapters_in_the_layout_of_peft(family: str, tmp_path:
         ({"bias": "all"}, "bias is 'all', only none is trained here"),
         ({"use_dora": True}, "use_dora is True, which is not trained here"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is"),
-        ({"init_lora_weights": "pissa"}, "other frozen weights"),
+        ({"init_lora_weights": "pissa"}, "frozen weights change"),
         ({"layer_replication": [[0, 2], [0, 1]]}, "layer_replication is"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is [1, 2], which is not trained here"),
         ({"a_setting_to_come": 1}, "a_setting_to_come is 1"),
@@ -161,7 +161,7 @@ def test_adapters_of_other_matrices_or_sizes_are_refused(tmp_path: Path) -> None
 
     for folder, lora, reason in (
         ("fewer", LLAMA_LORA, "k_proj.lora_A.weight, which trainable.lora.targets name"),
-        ("more", fewer, "of no matrix of trainable.lora.targets"),
+        ("more", fewer, "which belongs to no matrix of trainable.lora.targets"),
         ("wide", LLAMA_LORA, r"has the shape \[128, 4\], the model needs \[64, 4\]"),
         ("cut", LLAMA_LORA, "is not a safetensors file"),
     ):
@@ -215,5 +215,5 @@ def test_what_cannot_be_merged_is_refused_with_the_reason(tmp_path: Path) -> Non
         export(tmp_path / "saved", tmp_path / "out", tmp_path / "other", merge=True)
     assert not (tmp_path / "out").exists()
     for name in ("blocks.0.mlp.router_lora.a", "blocks.0.mlp.up_lora.c", "blocks.../x.mlp.up_lora.a", "head"):
-        with pytest.raises(ValueError, match="is no adapter of a llama"):
+        with pytest.raises(ValueError, match="is not an adapter of a llama"):
             adapter_rows(TINY_LLAMA, name, 4)

@@ -136,7 +136,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 def test_a_huge_record_is_refused_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_exchange, "MAX_BYTES", 40)
     assert all_gather_records(Other("x")) == [Other("x")]
-    with pytest.raises(RuntimeError, match=r"rank 0 of a group sends a Other of \d+ bytes; 40 are the most"):
+    with pytest.raises(RuntimeError, match=r"rank 0 of a group sends a Other of \d+ bytes; the limit is 40"):
         all_gather_records(Other("x" * 38))
 
 

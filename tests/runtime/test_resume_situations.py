@@ -166,11 +166,11 @@ SITUATIONS: dict[str, tuple[Change | None, Mapping[str, Any], int | str | None]]
     "latest of the older, resumed": (latest("step-00000005\n"), RESUME, 5),
     "latest empty, resumed": (latest(""), RESUME, "cannot be read"),
     "latest empty, anew": (latest(""), ANEW, "cannot be read"),
-    "latest elsewhere, resumed": (latest("../../etc/step-00000005"), RESUME, "latest names no checkpoint"),
+    "latest elsewhere, resumed": (latest("../../etc/step-00000005"), RESUME, "latest does not name a checkpoint"),
     "latest of another name, resumed": (
         latest("passwd"),
         RESUME,
-        "latest names no checkpoint: .*, got 'passwd'",
+        "latest does not name a checkpoint: .*, got 'passwd'",
     ),
     "newest is a file, resumed": (both(gone(NEWEST), touched(NEWEST)), RESUME, UNREADABLE),
     "tensors gone, resumed": (without(f"{NEWEST}/{TENSORS}"), RESUME, UNREADABLE),

@@ -167,7 +167,7 @@ def test_a_token_outside_the_vocabulary_is_named_with_file_offset_and_sample() -
     ]
     of = Samples((Tokens(parts),), Blend((1.0,)), "7", 11, 50, 1)
 
-    with pytest.raises(ValueError, match=r"b\.bin has token 99 at offset 6 in tokens, vocab_size is 50 \(sample 0 of"):
+    with pytest.raises(ValueError, match=r"b\.bin has token 99 at offset 6, in tokens; vocab_size is 50 \(sample 0 of"):
         of.batch(0, [0])
 
 

@@ -193,7 +193,7 @@ def test_of_a_blend_each_sample_has_the_fewest_logits_of_any_source_and_none_of_
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another text": (lambda path: path.write_bytes(path.read_bytes()[::-1]), "other tokens than"),
     "no teacher": (lambda path: path.with_suffix(".teacher").unlink(), "is missing"),
-    "cut": (lambda path: cut(path.with_suffix(".teacher"), -1), "bytes, its header says"),
+    "cut": (lambda path: cut(path.with_suffix(".teacher"), -1), "bytes, but its header says"),
     "another file": (lambda path: path.with_suffix(".teacher").write_bytes(bytes(200)), "does not hold logits"),
     "no header": (lambda path: cut(path.with_suffix(".teacher"), 30), "does not hold logits"),
 }

@@ -103,7 +103,7 @@ def test_tokens_and_index_that_do_not_belong_together_are_refused(tmp_path: Path
     write(tmp_path / "t.bin")
     (tmp_path / "t.bin").write_bytes(b"123")
 
-    with pytest.raises(ValueError, match=r"t\.bin has 3 bytes, its index .* says 8"):
+    with pytest.raises(ValueError, match=r"t\.bin has 3 bytes, but its index .* says 8"):
         read_index(tmp_path / "t.bin")
 
 

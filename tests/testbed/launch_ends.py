@@ -252,7 +252,7 @@ ENDINGS = (
     Ending(
         "agent stopped",
         1,
-        "no word from the node agent",
+        "the node agent has been silent",
         _stop_agent,
         limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,
     ),
@@ -273,7 +273,7 @@ ENDINGS = (
     Ending(
         "interface down",
         1,
-        "no word from the node agent",
+        "the node agent has been silent",
         _link_down,
         _link_up,
         limit_s=SILENCE_LIMIT_S + CLEAN_WITHIN_S,

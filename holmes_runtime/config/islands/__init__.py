@@ -1,1 +1,1 @@
-"""Vocabulary of islands and their controller: rosters, membership, rendezvous."""
+"""Records and messages shared by islands and their controller: rosters, membership, rendezvous."""

@@ -1,4 +1,4 @@
-"""The facts of an island's training that its outer loop needs. Free of torch."""
+"""The facts about an island's training that its outer loop needs. Free of torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from holmes_runtime.config.run_settings import OuterSync
 
 @dataclass(frozen=True)
 class IslandTraining(SharedSettings):
-    """The training of one island: `steps` of `step_tokens` tokens each, on `num_ranks` ranks.
+    """The training of one island: `steps` steps of `step_tokens` tokens each, on `num_ranks` ranks.
 
-    `timeout_s` bounds each wait for ranks of its own or of another island. `tokenizer`: the file by which text becomes
-    tokens, the same on all islands, if they have one.
+    `timeout_s` limits each wait for ranks of this or another island. `tokenizer` is the file of the tokenizer, the
+    same on all islands, or None if text is not tokenized.
     """
 
     outer_sync: OuterSync

@@ -1,7 +1,7 @@
-"""Requests of islands' ranks to their rendezvous, its answers, and the agents' messages with both. Free of torch.
+"""Requests of islands' ranks to their rendezvous, its answers, and the agents' messages that carry them. Free of torch.
 
-The rendezvous is a dictionary of small values held by the controller, so that it outlives every island. A rank makes
-one request at a time on a connection; an answer may take as long as another island takes to arrive.
+The rendezvous is a dictionary of small values held by the controller, so it outlives every island. A rank makes one
+request at a time on a connection. An answer may take as long as another island takes to arrive.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 MEETING = "HOLMES_MEETING"
-"""The variable with the address of a node's gate for its ranks: ADDRESS:PORT on the loopback."""
+"""The variable with the address of a node's gate for its ranks: ADDRESS:PORT on the loopback interface."""
 EVERY_CONNECTION = 0
-MAX_LINE_BYTES = 1 << 22  # the longest are ranks' layouts, some hundred kilobytes
+MAX_LINE_BYTES = 1 << 22  # the longest lines are layouts of ranks, a few hundred kilobytes
 
 
 class Ask(NamedTuple):
     """A request. `values` are in base64.
 
-    "set": each key to its value. "get": the values of all keys, once all exist. "check": "1" if all exist.
-    "add": adds `amount` to the number at the key (0 if missing), once per `token`; returns the sum.
-    "compare_set": sets the key to the second value if it has the first, or is missing and the first is empty; returns
-    its value afterwards. "delete": the key; "1" if it existed. "membership": a message of membership_messages.py.
+    "set" sets each key to its value. "get" waits until all keys exist and returns their values. "check" returns "1" if
+    all keys exist. "add" adds `amount` to the number at the key (0 if missing), once per `token`, and returns the sum.
+    "compare_set" sets the key to the second value if it has the first, or is missing and the first is empty; it returns
+    the result. "delete" removes the key; "1" if it existed. "membership" carries a message of membership_messages.py.
     """
 
     operation: Literal["set", "get", "check", "add", "compare_set", "delete", "membership"]
@@ -31,20 +31,20 @@ class Ask(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`values` are in base64, except for "add" and "check", which are plain."""
+    """The answer. `values` are in base64, except for "add" and "check", where they are plain."""
 
     values: tuple[str, ...]
 
 
 class ToMeeting(NamedTuple):
-    """A line for the rendezvous of islands from a `connection` to this node's gate; empty: the connection ended."""
+    """A line for the islands' rendezvous from a `connection` to this node's gate. Empty: the connection ended."""
 
     connection: int
     line: str
 
 
 class FromMeeting(NamedTuple):
-    """A line of the rendezvous of islands for that connection to this gate, or EVERY_CONNECTION; empty: end it."""
+    """A line from the islands' rendezvous to one of this gate's connections or EVERY_CONNECTION. Empty: close it."""
 
     connection: int
     line: str

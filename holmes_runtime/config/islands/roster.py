@@ -1,4 +1,4 @@
-"""The roster of an outer sync between islands, and the common state that follows from it."""
+"""The roster of an outer sync between islands, and the identity of the resulting common state."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import NamedTuple
 from holmes_runtime.config.checks import check, check_counts
 from holmes_runtime.config.strict_json import to_json
 
-ANEW = "anew"  # no lineage
+ANEW = "anew"  # not a lineage
 MAX_COUNT = 10**15
 MAX_RANKS = 10**6
-MAX_INTERVAL_S = 1e7  # between two exchanges: a third of a year
+MAX_INTERVAL_S = 1e7  # between two exchanges, about four months
 MAX_EARLY = 100  # intervals
 MAX_LINEAGE_CHARACTERS = 64
 
 
 @dataclass(frozen=True, order=True)
 class Arrival:
-    """An island that has arrived at an outer sync: its `start`th start, with so many ranks.
+    """An island that has arrived at an outer sync, in its `start`th start, with `num_ranks` ranks.
 
     `exchange` is the next outer sync it takes part in, and `lineage` identifies its state. It `is_behind` if it knows
-    that others have gone on without it. `tokens` are the tokens of its pseudo-gradient. `early` is the share of an
-    interval's steps that it had not taken when it was called, and `interval_s` the seconds of a whole interval. Its
+    that others have continued without it. `tokens` are the tokens of its pseudo-gradient. `early` is the share of the
+    interval's steps that it had yet to take when it was called, and `interval_s` the seconds of a whole interval. Its
     groups were made in round `groups`, -1 if it has none. `follows` is the lineage of the state that it is receiving:
-    `ANEW` where a transfer has failed before, empty where there was none.
+    `ANEW` if an earlier transfer failed, empty if there was none.
     """
 
     island: int
@@ -52,16 +52,16 @@ class Arrival:
 
     @property
     def calls(self) -> bool:
-        """True if others should arrive at once, as this island needs their state and is not receiving it yet."""
+        """True if others should arrive at once: this island needs their state and is not yet receiving it."""
         return self.is_behind and not self.follows
 
 
 @dataclass(frozen=True)
 class Roster:
-    """The roster of one rendezvous round, by island: members with their pseudo-gradients, and joining islands.
+    """The roster of one rendezvous round: the members with their pseudo-gradients, and the joining islands.
 
-    Joining islands receive the state. Those already receiving the state that the members bring are followers: they
-    receive the pseudo-gradients too.
+    Joining islands receive the state. Those already receiving the state that the members bring are followers; they also
+    receive the pseudo-gradients.
     """
 
     round_id: int
@@ -71,23 +71,23 @@ class Roster:
 
     def __post_init__(self) -> None:
         check_counts(self, MAX_COUNT, "round_id", "exchange")
-        check("members", self.members, "must be one at least", bool(self.members))
+        check("members", self.members, "must be at least one", bool(self.members))
         islands = [each.island for each in (*self.members, *self.joiners)]
-        check("islands", islands, "must each be there once", len(set(islands)) == len(islands))
+        check("islands", islands, "must each occur once", len(set(islands)) == len(islands))
 
     @property
     def followers(self) -> tuple[Arrival, ...]:
-        """Joining islands that are receiving the state that the members bring."""
+        """The joining islands that are already receiving the state that the members bring."""
         return tuple(each for each in self.joiners if each.follows and each.follows == self.members[0].lineage)
 
     @property
     def newcomers(self) -> tuple[Arrival, ...]:
-        """Joining islands that receive the state after this outer sync, once it has taken place."""
+        """The joining islands that receive the state after this outer sync has taken place."""
         return tuple(each for each in self.joiners if each not in self.followers)
 
     @property
     def participants(self) -> tuple[Arrival, ...]:
-        """Members and followers by island: the islands that communicate in the outer sync."""
+        """Members and followers in island order: the islands that communicate in the outer sync."""
         return tuple(sorted((*self.members, *self.followers)))
 
     @property
@@ -97,7 +97,7 @@ class Roster:
         return [participants.index(each) for each in self.members]
 
     def giver(self, newcomer: Arrival) -> Arrival:
-        """Return the member that sends the state to this newcomer; members take turns."""
+        """Return the member that sends the state to this newcomer. Members take turns."""
         return self.members[self.newcomers.index(newcomer) % len(self.members)]
 
     @property
@@ -114,7 +114,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class SyncPoint:
-    """The last outer sync that took place, its round, and the lineage of the state after it."""
+    """The last completed outer sync: its round, its number, and the lineage of the state after it."""
 
     round_id: int
     exchange: int
@@ -124,12 +124,12 @@ class SyncPoint:
         check_counts(self, MAX_COUNT, "round_id", "exchange")
 
     def is_past(self, exchange: int, lineage: str) -> bool:
-        """Return True if an island in state `lineage`, next due at `exchange`, has missed this outer sync."""
+        """Return True if an island with state `lineage`, next due at `exchange`, has missed this outer sync."""
         return self.exchange >= exchange or (self.exchange == exchange - 1 and self.lineage != lineage)
 
 
 class Patience(NamedTuple):
-    """The seconds an island waits for others after its own arrival (`grace_s`), or for islands ahead of it (`ahead_s`).
+    """Limits on waiting, in seconds: `grace_s` for others after its own arrival, `ahead_s` for islands ahead of it.
 
     It waits `lost_s` for lost islands, as they may be on their way back.
     """

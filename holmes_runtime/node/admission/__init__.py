@@ -1,1 +1,1 @@
-"""Admission to a run: proof of its secret, and sockets that only its own processes reach."""
+"""Admission to a run: proof of its secret, and sockets that only its own processes can reach."""

@@ -1,4 +1,4 @@
-"""A proxy of bytes both ways between pairs of sockets, many pairs in one thread; to other hosts in keyed frames."""
+"""A two-way proxy between pairs of sockets, many pairs in one thread. Bytes for other hosts are in keyed frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holmes_runtime.node.admission.keyed_frames import (
 
 
 class SocketSide(NamedTuple):
-    """A socket to carry to and from. `keys` of its frames; None for traffic within this host."""
+    """A socket to carry data to and from. `keys` are for its frames; None for traffic within this host."""
 
     socket: socket.socket
     keys: FrameKeys | None = None
@@ -33,7 +33,7 @@ class _End:
         self.peer = ""
         self.reader = self.writer = None
         if side.keys is not None:
-            with contextlib.suppress(OSError):  # it has closed again
+            with contextlib.suppress(OSError):  # it has been closed again
                 self.peer = str(side.socket.getpeername()[0])
             self.reader, self.writer = FrameReader(side.keys.received), FrameWriter(side.keys.sent)
         self.other = self
@@ -46,9 +46,9 @@ class _End:
 
 
 class Carrier:
-    """A carrier of many pairs. When one socket of a pair ends, `close` is called for both.
+    """Carries data between many pairs of sockets. When one socket of a pair ends, `close` is called for both.
 
-    A pair with a frame that was changed on the way is closed too, after `changed` got the address the frame came from.
+    A pair is also closed if a frame was changed in transit, after `changed` is called with the frame's origin.
     """
 
     def __init__(self, close: Callable[[socket.socket], None], changed: Callable[[str], None]) -> None:
@@ -57,11 +57,11 @@ class Carrier:
         self._lock = Lock()
 
     def start(self) -> None:
-        """Start to carry pairs, in a thread that ends with the process."""
+        """Start to carry data, in a thread that ends with the process."""
         Thread(target=self._carry, daemon=True).start()
 
     def join(self, one: SocketSide, another: SocketSide) -> None:
-        """Carry bytes between these two."""
+        """Carry bytes between these two sockets."""
         ends = _End(one), _End(another)
         ends[0].other, ends[1].other = ends[1], ends[0]
         for end in ends:

@@ -1,8 +1,8 @@
-"""Claims of runs on this host's GPUs: names of sockets, which the kernel releases with the process that holds them.
+"""Claims of runs on this host's GPUs, as socket names that the kernel releases with the process that holds them.
 
-The claim: only one process at a time can bind `holmes-gpu/UUID`. A second name has the run, in /proc/net/unix, which
-every user of the host can read. Any user can bind such a name, so the kernel is asked for its owner. No file can be
-left behind or grow stale, and containers on the host's network, as ours are, see the same names. Free of torch.
+Only one process at a time can bind `holmes-gpu/UUID`: this is the claim. A second name identifies the run, in
+/proc/net/unix, which every user of the host can read. Any user can bind such a name, so the kernel is asked for its
+owner. No file can be left behind. Containers on the host's network, as ours are, see the same names. Free of torch.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from holmes_runtime.config.messages import NodeGpu
 from holmes_runtime.config.node_config import GpuClaim
 
 _NAME = re.compile(r"@holmes-gpu/([\w-]+)/(\d+)/([\w.-]+)/([\w-]+)/(\d+)$", re.ASCII)
-_MAX_USER = 16  # characters: a name of a socket has 107 bytes
+_MAX_USER = 16  # characters: the name of a socket has 107 bytes
 NOT_KNOWN = "not known"
 SOCKETS = Path("/proc/net/unix")
 
 
 class GpuClaims:
-    """The GPUs that this process holds, until it ends or lets go."""
+    """The GPUs that this process holds until it ends or releases them."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
@@ -35,8 +35,8 @@ class GpuClaims:
     def take(self, gpus: Sequence[int], known: Sequence[NodeGpu], run_id: str) -> tuple[GpuClaim, ...]:
         """Claim GPUs by index for a run, and return the conflicting claims of other runs.
 
-        `known` are the GPUs that the host lists: the same GPU has another index in another job of Slurm. Several nodes
-        of one run may share a machine, and with it a GPU.
+        `known` are the GPUs that the host lists: the same GPU has a different index in another Slurm job. Several nodes
+        of one run may share a machine, and so a GPU.
         """
         uuids = {gpu.gpu_index: gpu.uuid for gpu in known}
         taken = []
@@ -56,7 +56,7 @@ class GpuClaims:
             self._held.pop().close()
 
     def _bind(self, name: str) -> bool:
-        """Bind the name and keep it; return False if it was taken."""
+        """Bind the name and keep it. Return False if it was taken."""
         held = socket.socket(socket.AF_UNIX)
         try:
             held.bind(f"\0{name}")
@@ -71,7 +71,7 @@ class GpuClaims:
 
 
 def _holder(wanted: GpuClaim) -> GpuClaim:
-    """Return the claim on the GPU of `wanted`: the run as its process claims, the user as the kernel says."""
+    """Return the claim on the GPU of `wanted`: the run as its process says, the user as the kernel says."""
     owner = _owner(f"holmes-gpu/{wanted.uuid}")
     if owner is None:
         return wanted._replace(user=NOT_KNOWN, run_id=NOT_KNOWN)
@@ -81,7 +81,7 @@ def _holder(wanted: GpuClaim) -> GpuClaim:
 
 
 def _owner(name: str) -> tuple[int, int] | None:
-    """Return process and user id of the owner of `name`; None where the kernel cannot be asked."""
+    """Return the process id and user id of the owner of `name`; None if the kernel cannot be asked."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.setblocking(False)
         try:
@@ -97,7 +97,7 @@ def _name(claim: GpuClaim) -> str:
 
 
 def _user(uid: int) -> str:
-    """Return the name of a user; the number where it has none, as in some containers."""
+    """Return the name of a user, or the user's number without one, as in some containers."""
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -106,7 +106,7 @@ def _user(uid: int) -> str:
 
 
 def read_claims(sockets: str) -> Iterator[GpuClaim]:
-    """Yield the claims in the text of a host's /proc/net/unix, with users and runs as their processes claim.
+    """Yield the claims in the text of a host's /proc/net/unix. Users and runs are as their processes say.
 
     A name is listed once more for each connection that asked for its owner.
     """

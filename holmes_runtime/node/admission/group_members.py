@@ -1,8 +1,8 @@
 """Mutual authentication of a Gloo group's members. Gloo itself accepts any process that connects to it first.
 
-Members meet in the store, which only this run's processes reach. Each publishes its listening addresses, then the
-source addresses it will connect from, and the kernel admits these alone. Once all are connected, no further connection
-is admitted, and each member publishes a digest of its connections: every connection must be held at both ends.
+Members meet in the store, which only this run's processes can reach. Each member publishes its listening addresses, and
+then the source addresses it will connect from; the kernel admits only these. Once all are connected, no further
+connection is admitted. Each member publishes a digest of its connections: every connection must be held at both ends.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ _MAKING = Lock()  # a new device is recognized by its new sockets
 def closed_device(make: Callable[[], Device]) -> tuple[Device, socket.socket]:
     """Return the device from `make`, which listens on one socket, and that socket, which admits no connection yet.
 
-    If a connection came between listening and closing, the device is thrown away. Threads make theirs one by one.
+    If a connection arrived between listening and closing, the device is discarded. Threads make devices one at a time.
 
     Raises:
-        RuntimeError: A connection came each time, or not exactly one socket listens.
+        RuntimeError: A connection arrived each time, or the number of listening sockets is not one.
     """
     for _ in range(TRIES):
         with ExitStack() as looked_at:
             device, made = _made(make, looked_at)
             listeners = [each for each in made if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)]
             if len(listeners) != 1:
-                raise RuntimeError(f"Gloo was to open one socket that listens, and has opened {len(listeners)}")
+                raise RuntimeError(f"Gloo should have opened one listening socket, but opened {len(listeners)}")
             (listener,) = listeners
             admit_only(listener, ())
             address = _address(listener)
             came = any(_address(each) == address for each in made if each is not listener)
             if not came and not any(each.local == address and each.state != LISTENS for each in all_connections()):
                 return device, socket.socket(fileno=listener.detach())  # a `dup` would make Gloo's block
-    raise RuntimeError(f"somebody has connected to each of {TRIES} sockets as it began to listen")
+    raise RuntimeError(f"another process connected to each of {TRIES} sockets as it began to listen")
 
 
 def _made(make: Callable[[], Device], looked_at: ExitStack) -> tuple[Device, list[socket.socket]]:
-    """Return the device from `make` and the IP sockets opened meanwhile; some may be other threads'."""
+    """Return the device from `make` and the IP sockets opened meanwhile. Other threads may have opened some of them."""
     with _MAKING:
         before = own_sockets()
         device = make()
         numbers = {inode: number for inode, number in own_sockets().items() if inode not in before}
     found = []
     for inode, number in numbers.items():
-        with suppress(OSError):  # another thread's, closed by now
+        with suppress(OSError):  # another thread's, already closed
             one = looked_at.enter_context(socket.socket(fileno=os.dup(number)))
             if os.fstat(one.fileno()).st_ino == inode:  # else the number has been reused
                 found.append(one)
@@ -69,7 +69,7 @@ def _address(one: socket.socket) -> SocketAddress:
 
 
 class GroupMembers:
-    """The members of one group as this rank, number `rank` of `size`, knows them from the group's own `store`."""
+    """The members of a group as known to this rank, number `rank` of `size`, from the group's own `store`."""
 
     def __init__(self, store: Any, rank: int, size: int, listeners: Sequence[socket.socket]) -> None:
         self._store, self._rank, self._size = store, rank, size
@@ -77,7 +77,7 @@ class GroupMembers:
         self._addresses: frozenset[SocketAddress] = frozenset()
 
     def admit(self) -> None:
-        """Admit only the addresses from which the members' hosts reach this one."""
+        """Admit only the addresses from which the members' hosts can reach this one."""
         listening = self._exchange_lists("listens", [_address(listener) for listener in self._listeners])
         self._addresses = frozenset(SocketAddress(*each) for each in listening)
         sources = {source for each in self._addresses if (source := _source_to(each)) is not None}
@@ -93,16 +93,16 @@ class GroupMembers:
         if any(_sum_of(self._exchange("holds", _sum_of(map(_digest, mine))))):
             ends = ", ".join(sorted({f"{each.remote.address} port {each.remote.port}" for each in mine}))
             raise RuntimeError(
-                "a connection of the group is held at one end only, so a process that is no member has made it; this "
-                f"rank's go to {ends}: look for the others' on those hosts (`ss -tnp`)"
+                "a connection of the group is held at one end only, so a process outside the group made it; this "
+                f"rank's go to {ends}: look for the others on those hosts (`ss -tnp`)"
             )
 
     def _exchange_lists(self, what: str, mine: Sequence[Any]) -> list[Any]:
-        """Return the lists of all members, one after the other."""
+        """Return the lists of all members, concatenated."""
         return [each for said in self._exchange(what, json.dumps(mine).encode()) for each in json.loads(said)]
 
     def _exchange(self, what: str, mine: bytes) -> list[bytes]:
-        """Return the message of every member, in the order of ranks."""
+        """Return the message of every member, in rank order."""
         self._store.set(f"holmes/{what}/{self._rank}", mine)
         keys = [f"holmes/{what}/{rank}" for rank in range(self._size)]
         if self._store.has_extended_api():
@@ -111,7 +111,7 @@ class GroupMembers:
 
 
 def _source_to(where: SocketAddress) -> str | None:
-    """Return this host's source address of a connection to `where`; None where no route leads there."""
+    """Return this host's source address for a connection to `where`; None if there is no route."""
     with socket.socket(socket.AF_INET6 if ":" in where.address else socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
             one.connect(where)  # sends nothing
@@ -127,7 +127,7 @@ def _digest(connection: OwnSocket) -> bytes:
 
 
 def _sum_of(digests: Iterable[bytes]) -> bytes:
-    """Return the exclusive or: zero when each digest comes twice."""
+    """Return the exclusive or: zero if each digest occurs twice."""
     total = 0
     for digest in digests:
         total ^= int.from_bytes(digest, "big")

@@ -1,7 +1,7 @@
-"""Frames of bytes between two gates, with tags by which the receiver notices any change on the way.
+"""Frames of bytes between two gates, with tags that let the receiver detect any change in transit.
 
 A frame is a length, its tag, the bytes, and their tag. A tag is HMAC-SHA256, cut to 16 bytes. It also covers the
-frame's number in its direction, so that a dropped, repeated or swapped frame is noticed too.
+number of the frame in its direction, so a dropped, repeated or swapped frame is detected too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _PLACE = struct.Struct(">Q?")  # number of the frame; False for its length, True
 
 
 class FrameAltered(RuntimeError):
-    """A frame is not the next one that the other end sent."""
+    """A frame is not the next frame that the other end sent."""
 
 
 class FrameKeys(NamedTuple):
-    """Keys of one connection, one for each direction, as one of its ends has them."""
+    """The keys of one connection, one per direction, as seen by one end."""
 
     sent: bytes
     received: bytes
@@ -35,7 +35,7 @@ def rank_key(secret: bytes) -> bytes:
 
 
 def tag_of(key: bytes, *parts: bytes | memoryview) -> bytes:
-    """Return the tag of the parts. All but the last must have lengths known to both ends."""
+    """Return the tag of the parts. Both ends must know the lengths of all but the last."""
     hashed = hmac.new(key, digestmod=hashlib.sha256)
     for part in parts:
         hashed.update(part)
@@ -43,7 +43,7 @@ def tag_of(key: bytes, *parts: bytes | memoryview) -> bytes:
 
 
 class FrameWriter:
-    """A maker of the frames of one direction."""
+    """Makes the frames of one direction."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
@@ -59,7 +59,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """A reader of the frames of one direction."""
+    """Reads the frames of one direction."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
@@ -67,7 +67,7 @@ class FrameReader:
         self._length: int | None = None
 
     def take(self, came: bytes) -> bytes:
-        """Return the bytes of all complete frames. Raises FrameAltered before any byte of a changed frame."""
+        """Return the bytes of all complete frames. Raises FrameAltered before returning any byte of a changed frame."""
         self._came += came
         whole = bytearray()
         while len(self._came) >= (_HEAD_BYTES if self._length is None else self._length + TAG_BYTES):

@@ -27,7 +27,7 @@ _MAPPED = "::ffff:"
 class OwnSocket(NamedTuple):
     """One end of a TCP connection of this host, or a listening socket.
 
-    `uid` owns it; `inode` is 0 while no process has accepted it.
+    `uid` owns it. `inode` is 0 until a process accepts it.
     """
 
     state: int
@@ -50,7 +50,7 @@ def parse_tcp(text: str) -> list[OwnSocket]:
     return found
 
 
-@lru_cache(4096)  # a host may have thousands of connections, and all are read again for every group
+@lru_cache(4096)  # a host may have thousands of connections, all read again for every group
 def _address(text: str) -> SocketAddress:
     words, _, port = text.partition(":")
     packed = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
@@ -59,7 +59,7 @@ def _address(text: str) -> SocketAddress:
 
 
 def all_connections() -> list[OwnSocket]:
-    """Return the TCP connections of this host or network namespace; none on a system without /proc."""
+    """Return the TCP connections of this host or network namespace; none without /proc."""
     texts = [(PROC / name).read_text() for name in TCP_FILES if (PROC / name).exists()]
     return [connection for text in texts for connection in parse_tcp(text)]
 
@@ -68,7 +68,7 @@ def own_sockets() -> dict[int, int]:
     """Return the descriptor of every socket of this process, by inode."""
     found = {}
     for descriptor in (PROC / "fd").iterdir() if (PROC / "fd").is_dir() else ():
-        with contextlib.suppress(OSError):  # the folder's own descriptor is closed by now
+        with contextlib.suppress(OSError):  # the folder's own descriptor is already closed
             target = str(descriptor.readlink())
             if target.startswith("socket:["):
                 found[int(target[len("socket:[") : -1])] = int(descriptor.name)
@@ -82,7 +82,7 @@ def own_connections() -> set[OwnSocket]:
 
 
 def beside_newer(connections: Iterable[OwnSocket]) -> list[socket.socket]:
-    """Return duplicates of the process's `connections` whose local address newer connections of it use too."""
+    """Return duplicates of `connections` of this process whose local address its newer connections use too."""
     older = set(connections)
     addresses = {each.local.address for each in own_connections() - older}
     sockets = own_sockets()
@@ -93,7 +93,7 @@ def beside_newer(connections: Iterable[OwnSocket]) -> list[socket.socket]:
 def is_moving(connection: socket.socket) -> bool:
     """Return True if a TCP connection has unsent data, or has just sent or received; False if the system cannot say.
 
-    Data that left the socket waits for the interface, and received data needs acknowledgements that pass it.
+    Data that left the socket waits for the interface, and received data needs acknowledgements through it.
     """
     with contextlib.suppress(OSError):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
@@ -105,7 +105,7 @@ def is_moving(connection: socket.socket) -> bool:
 def bytes_on_way(connection: socket.socket) -> int:
     """Return the bytes in flight that fill a TCP connection: its delivery rate times its shortest round trip.
 
-    0 where the system cannot say.
+    Return 0 if the system cannot say.
     """
     with contextlib.suppress(OSError, struct.error):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)

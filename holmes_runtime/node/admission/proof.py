@@ -1,8 +1,8 @@
-"""Mutual proof of a secret over a connection, without sending it.
+"""Mutual proof of a secret over a connection, without sending the secret.
 
 The connecting side begins, so a stranger that connects receives nothing. Each proof is an HMAC-SHA256 over the nonces
-of both sides, so a proof that was overheard is useless on another connection. The nonces also make the keys of the
-frames that follow.
+of both sides, so an overheard proof is useless on another connection. The nonces also make the keys of the frames that
+follow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NotProven(Exception):
 
 
 def prove(peer: socket.socket, secret: bytes, limit_s: float) -> FrameKeys:
-    """Prove the secret from the connecting side, and check the other's proof. Raises NotProven."""
+    """Prove the secret from the connecting side, and check the proof of the other side. Raises NotProven."""
     deadline = time.monotonic() + limit_s
     try:
         mine = os.urandom(NONCE_BYTES)
@@ -39,7 +39,7 @@ def prove(peer: socket.socket, secret: bytes, limit_s: float) -> FrameKeys:
 
 
 def demand_proof(peer: socket.socket, secret: bytes, limit_s: float) -> FrameKeys:
-    """Check the connecting side's proof, sending nothing before, then prove the secret too. Raises NotProven."""
+    """Check the connecting side's proof, sending nothing before that, then prove the secret too. Raises NotProven."""
     deadline = time.monotonic() + limit_s
     try:
         question = _read(peer, NONCE_BYTES + DIGEST_BYTES, deadline)
@@ -70,6 +70,6 @@ def _read(peer: socket.socket, size: int, deadline: float) -> bytes:
         peer.settimeout(max(deadline - time.monotonic(), 0.001))
         part = peer.recv(size - len(data))
         if not part:
-            raise NotProven("it has gone")
+            raise NotProven("it has closed the connection")
         data += part
     return data

@@ -1,7 +1,7 @@
-"""The gate to the rendezvous of islands: a loopback port on each node whose lines go to the controller.
+"""The gate to the rendezvous of islands: a loopback port on each node that forwards lines to the controller.
 
-It accepts only processes of its own user. The lines travel as messages of the agent and commands of the controller, so
-they use the existing connection, and no host needs a route to the controller.
+It accepts only processes of its own user. The lines are sent as messages of the agent and commands of the controller.
+They thus use the existing connection, and no host needs a route to the controller.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SEND_S = 5
 
 
 class RendezvousGate:
-    """One node's gate. `report` passes lines to the controller, and is called from any thread."""
+    """One node's gate. `report` passes lines to the controller and may be called from any thread."""
 
     def __init__(self, report: Callable[[ToMeeting], None]) -> None:
-        """Start to accept connections, in threads that end with the process. Raises OSError where it cannot listen."""
+        """Start to accept connections, in threads that end with the process. Raises OSError if it cannot listen."""
         self._report = report
         self._listener = listening(GATE_ADDRESS, 0)
         self._connections: dict[int, socket.socket] = {}
@@ -39,7 +39,7 @@ class RendezvousGate:
         return int(self._listener.getsockname()[1])
 
     def hand_on(self, command: FromMeeting) -> None:
-        """Send a line to its connection; a connection that does not take it is closed."""
+        """Send a line to its connection. A connection that does not accept it is closed."""
         with self._lock:
             known = self._connections
             every = command.connection == EVERY_CONNECTION
@@ -57,13 +57,13 @@ class RendezvousGate:
         for number in count(1):
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # it has closed again, or too many files are open
+            except OSError:  # it has been closed again, or too many files are open
                 time.sleep(PAUSE_S)
                 continue
             Thread(target=self._hear, args=(number, connection), daemon=True).start()
 
     def _hear(self, number: int, connection: socket.socket) -> None:
-        """Report every line of a connection, and its end."""
+        """Report every line of a connection, and the end of the connection."""
         with connection, contextlib.suppress(OSError, NotProven, UnicodeDecodeError):
             see_user(connection)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,7 @@
-"""A kernel filter of the connections to a listening socket. Others get no answer, as if nothing listened there.
+"""A kernel filter for connections to a listening socket. Others get no answer, as if nothing were listening.
 
-A classic BPF program on the socket sees every packet before TCP does; attaching one needs no privilege, except on
-hardened kernels. An accepted socket keeps the program that the listening one had.
+A classic BPF program on the socket sees every packet before TCP does. Attaching one needs no privilege, except on
+hardened kernels. An accepted socket keeps the program of the listening socket.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from holmes_runtime.config.messages import SocketAddress
 
 ANY_PORT = 0
-ONLY_ROOT = "here only root may attach one: train as root, or by a container or user namespace with CAP_NET_ADMIN"
+ONLY_ROOT = "here only root may attach one: train as root, or in a container or user namespace with CAP_NET_ADMIN"
 TOO_LONG = "raise net.core.optmem_max (`sysctl -w net.core.optmem_max=262144`)"
 _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF, linux/filter.h; offsets without it count from the TCP header
@@ -26,11 +26,10 @@ _WHOLE_PACKET = 0xFFFFFFFF
 
 
 def admit_only(listener: socket.socket, sources: Iterable[SocketAddress]) -> None:
-    """Admit connections from `sources` alone from now on, each an address and a port or ANY_PORT.
+    """Admit from now on only connections from `sources`, each an address with a port or ANY_PORT.
 
-    Thousands of hosts fit where their addresses are consecutive, as in a rack: a run of addresses costs three of the
+    Thousands of hosts fit if their addresses are consecutive, as in a rack: a run of addresses costs three of the
     kernel's 4,096 instructions.
-
     Raises:
         RuntimeError: The kernel refuses the filter, as it does for too many sources.
     """
@@ -44,13 +43,13 @@ def admit_only(listener: socket.socket, sources: Iterable[SocketAddress]) -> Non
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_program)
     except OSError as error:
         raise RuntimeError(
-            f"the kernel takes no filter of {len(program)} instructions for the socket at {listener.getsockname()}: "
+            f"the kernel refuses a filter of {len(program)} instructions on the socket at {listener.getsockname()}: "
             f"{error.strerror}; {ONLY_ROOT if error.errno == errno.EPERM else TOO_LONG}"
         ) from error
 
 
 def may_filter() -> bool:
-    """Return True if this kernel lets this user filter the connections to a socket."""
+    """Return True if this kernel lets this user filter connections to a socket."""
     with socket.socket() as listener:
         try:
             admit_only(listener, [SocketAddress("127.0.0.1", ANY_PORT)])
@@ -72,7 +71,7 @@ def _runs(addresses: Iterable[str]) -> Iterator[tuple[int, int]]:
 
 
 def _program_of_runs(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield instructions as `_program` does; a source in no run falls through."""
+    """Yield instructions as `_program` does. A source outside all runs falls through."""
     for index, (first, last) in enumerate(runs):
         if index == 0:
             yield _LOAD_WORD, 0, 0, _SOURCE[4]
@@ -85,7 +84,7 @@ def _program_of_runs(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int
 
 
 def _program(sources: Iterable[SocketAddress]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield instructions (code, steps to jump if equal, if not, value). A mismatch falls to the next source."""
+    """Yield instructions (code, steps to jump if equal, if not equal, value). A mismatch falls to the next source."""
     loaded = None
     for source in sources:
         tests = list(_tests(source))
@@ -99,7 +98,7 @@ def _program(sources: Iterable[SocketAddress]) -> Iterator[tuple[int, int, int, 
 
 
 def _tests(source: SocketAddress) -> Iterator[tuple[int, int, int]]:
-    """Yield load instruction, offset and expected value for each part of a packet's source."""
+    """Yield the load instruction, offset and expected value for each part of a packet's source."""
     packed = socket.inet_pton(socket.AF_INET6 if ":" in source.address else socket.AF_INET, source.address)
     for at in range(0, len(packed), 4):
         yield _LOAD_WORD, _SOURCE[len(packed)] + at, int.from_bytes(packed[at : at + 4], "big")

@@ -1,9 +1,9 @@
 """The gate to torchrun's store, which has no authentication of its own: no other connection reaches the store.
 
-torchrun and the ranks of a node connect to their agent's gate on the loopback, which accepts only processes of its own
-user. Other nodes' gates connect to the first node's and prove the run's secret before anything is carried, in frames
-that an outsider can neither make nor change unnoticed. The store listens on the first node's loopback, where the kernel
-admits only the sockets that the gate holds.
+torchrun and the ranks of a node connect to their agent's gate on the loopback. It accepts only processes of its own
+user. The gates of other nodes connect to the first node's gate and prove the run's secret before anything is carried.
+The data is in frames that an outsider can neither forge nor change unnoticed. The store listens on the first node's
+loopback, where the kernel admits only the sockets that the gate holds.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from holmes_runtime.node.admission.proof import NotProven, demand_proof, prove
 from holmes_runtime.node.admission.socket_filter import admit_only
 
 STORE_ADDRESS = "127.0.0.1"
-GATE_ADDRESS = "127.0.0.2"  # all of 127.0.0.0/8 is the loopback; torch's store looks for itself under one port
+GATE_ADDRESS = "127.0.0.2"  # all of 127.0.0.0/8 is the loopback; torch's store looks for itself at one port
 CONNECT_S = 5.0
 PROOF_S = 10.0
-FIRST_NODE_S = 300.0  # another node may be started that much earlier than the first
+FIRST_NODE_S = 300.0  # another node may start this much earlier than the first
 AT_ONCE = 256
-LAST_ADMITTED = 32  # their first packets may still be on their way
+LAST_ADMITTED = 32  # their first packets may still be under way
 MAX_FILES = 1 << 16
 PORTS_TRIED = 100
 _BACKLOG = 1024
 
 
 class StoreDoor:
-    """The socket that the store listens on, and the only access to it."""
+    """The socket on which the store listens, and the only access to it."""
 
     def __init__(self) -> None:
         self.listener = _bound(STORE_ADDRESS, 0)
@@ -47,7 +47,7 @@ class StoreDoor:
 
     @property
     def port(self) -> int:
-        """The port that the store listens on."""
+        """The port on which the store listens."""
         return int(self.listener.getsockname()[1])
 
     def connect(self) -> socket.socket:
@@ -67,7 +67,7 @@ class StoreDoor:
         return connection
 
     def close(self, connection: socket.socket) -> None:
-        """Close the connection, and admit its port no longer."""
+        """Close the connection, and stop admitting its port."""
         with self._lock:
             if connection in self._admitted:
                 self._admitted.remove(connection)
@@ -79,9 +79,9 @@ class StoreDoor:
 
 
 class StoreGate:
-    """One node's gate. `entrance` is the first node's socket for other nodes' gates, None on those nodes.
+    """One node's gate. `entrance` is the first node's socket for the gates of other nodes; None on those nodes.
 
-    `fault` is set once data from another node was changed on the way.
+    `fault` is set once data from another node was changed in transit.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class StoreGate:
 
     @property
     def port(self) -> int:
-        """The port of the store for processes of this node, at GATE_ADDRESS."""
+        """The store's port for processes of this node, at GATE_ADDRESS."""
         return int(self._listener.getsockname()[1])
 
     @property
     def store_descriptor(self) -> int | None:
-        """The descriptor of the socket for the store to listen on; None except on the first node."""
+        """The descriptor of the socket on which the store listens; None except on the first node."""
         return self._door.listener.fileno() if self._door else None
 
     def open(self) -> None:
@@ -118,13 +118,13 @@ class StoreGate:
             Thread(target=self._take, args=(self._entrance, self._see_proof), daemon=True).start()
 
     def _take(self, listener: socket.socket, see: Callable[[socket.socket], FrameKeys | None]) -> None:
-        """Accept connections, and carry those for which `see` raises nothing."""
+        """Accept connections, and carry those for which `see` does not raise."""
         listener.settimeout(None)
         while True:
             self._free.acquire()
             try:
                 connection, _ = listener.accept()
-            except OSError:  # it has closed again, or too many files are open
+            except OSError:  # it has been closed again, or too many files are open
                 self._free.release()
                 time.sleep(0.1)
                 continue
@@ -166,11 +166,11 @@ def see_user(connection: socket.socket) -> None:
     """Raise NotProven if the connection is from a process of another user."""
     ends = SocketAddress(*connection.getpeername()), SocketAddress(*connection.getsockname())
     if not any((each.local, each.remote) == ends and each.uid == os.getuid() for each in all_connections()):
-        raise NotProven("it is another user's")
+        raise NotProven("it belongs to another user")
 
 
 def _open_both() -> tuple[StoreDoor, socket.socket]:
-    """Return the store's door and the gate's socket, on the same port. Raises OSError when no port is free on both."""
+    """Return the store's door and the gate's socket, on the same port. Raises OSError if no port is free on both."""
     for tries_left in range(PORTS_TRIED, 0, -1):
         door = StoreDoor()
         try:

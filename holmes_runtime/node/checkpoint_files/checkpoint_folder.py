@@ -1,9 +1,9 @@
-"""The folder of a run's checkpoints. A checkpoint gets its name only when it is whole, so a kill spoils none.
+"""The folder of a run's checkpoints. A checkpoint gets its name only when it is complete, so a kill spoils none.
 
-It holds `latest` (the name of the newest checkpoint), `step-00000100` for the state after 100 steps, and while one is
-written `step-00000200.partial`. Without its `latest` file, a folder still holds its checkpoints. Only the first rank
-that sees a folder changes names in it. The node agent looks for the newest checkpoint before torch is up, so this
-module imports only what loads quickly.
+It holds `latest` (the name of the newest checkpoint), `step-00000100` for the state after 100 steps, and, while one is
+being written, `step-00000200.partial`. Without its `latest` file, a folder still holds its checkpoints. Only the first
+rank that sees a folder changes names in it. The node agent looks for the newest checkpoint before torch is loaded, so
+this module imports only what loads quickly.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from holmes_runtime.node.checkpoint_files.plain_file import create_plain, read_p
 LATEST_FILE = "latest"
 MAX_LATEST_BYTES = 256
 PARTIAL = ".partial"
-ASIDE = ".aside-"  # followed by a number: a checkpoint later than the one that a run has gone back to
-SEEN = "seen-"  # prefix of the files by which hosts find out which of them share a folder
+ASIDE = ".aside-"  # followed by a number: a checkpoint later than the one a run went back to
+SEEN = "seen-"  # prefix of the files that show which hosts share a folder
 
 
 class CheckpointFolder(NamedTuple):
-    """The folder `path`, in which the newest `keep_last` checkpoints are kept, and the best by validation."""
+    """The folder `path`, which keeps the newest `keep_last` checkpoints and the best one by validation loss."""
 
     path: Path
     keep_last: int
 
     def make_ready(self) -> None:
-        """Make the folder if it is missing, and remove what a kill left half written."""
+        """Create the folder if it is missing, and remove what a kill left half written."""
         self.path.mkdir(parents=True, exist_ok=True)
         for stray in self.path.glob(f"*{PARTIAL}"):
             shutil.rmtree(stray, ignore_errors=True)
@@ -41,11 +41,11 @@ class CheckpointFolder(NamedTuple):
             stray.unlink(missing_ok=True)
 
     def partial(self, steps: int) -> Path:
-        """Return the path at which the checkpoint after `steps` is written."""
+        """Return the path at which the checkpoint after `steps` is being written."""
         return self.path / f"{CheckpointName.after(steps)}{PARTIAL}"
 
     def named(self, steps: int) -> Path:
-        """Return the path of the checkpoint after `steps` once it is whole."""
+        """Return the path of the checkpoint after `steps` once it is complete."""
         return self.path / CheckpointName.after(steps)
 
     def publish(self, steps: int) -> None:
@@ -58,7 +58,7 @@ class CheckpointFolder(NamedTuple):
         _sync_folder(self.path)
 
     def go_back(self, steps: int) -> None:
-        """Make the newest checkpoint up to `steps` the newest of all: later ones get names that no reader looks for."""
+        """Make the newest checkpoint up to `steps` the newest of all. Later ones get names that no reader looks for."""
         names = names_in(self.path)
         older = [name for name in names if name.steps <= steps]
         if older:
@@ -76,7 +76,7 @@ class CheckpointFolder(NamedTuple):
         pointer.replace(self.path / LATEST_FILE)
 
     def remove_old(self, steps: int, spared: Container[int] = ()) -> None:
-        """Keep `spared` steps, and the newest checkpoints up to the one after `steps`, which all folders have."""
+        """Remove all but the `spared` steps and the newest checkpoints up to the one after `steps`, which all have."""
         older = [name for name in names_in(self.path) if name.steps <= steps]
         for name in older[: -self.keep_last]:
             if name.steps not in spared:
@@ -84,7 +84,7 @@ class CheckpointFolder(NamedTuple):
 
 
 def names_in(folder: Path) -> list[CheckpointName]:
-    """Return the names of the checkpoints in `folder`, in ascending order of steps."""
+    """Return the names of the checkpoints in `folder`, by ascending steps."""
     names = []
     for path in folder.glob("step-*"):
         with contextlib.suppress(ValueError):
@@ -97,7 +97,7 @@ def newest_in(folder: Path) -> Path | None:
 
     Raises:
         OSError: `latest` cannot be read.
-        ValueError: `latest` names no checkpoint.
+        ValueError: `latest` does not name a checkpoint.
     """
     latest = folder / LATEST_FILE
     try:
@@ -107,16 +107,16 @@ def newest_in(folder: Path) -> Path | None:
     try:
         return folder / CheckpointName(text.decode().strip())
     except ValueError as error:
-        raise ValueError(f"{latest} names no checkpoint: it {error}") from None
+        raise ValueError(f"{latest} does not name a checkpoint: it {error}") from None
 
 
 def steps_of(checkpoint: Path) -> int:
-    """Return the steps in the name of a checkpoint. Raise ValueError for another name."""
+    """Return the steps in the name of a checkpoint. Raises ValueError for any other name."""
     return CheckpointName(checkpoint.name).steps
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write `text` to a new file that replaces the one at `path`, and wait until it is on the disk."""
+    """Write `text` to a new file that replaces `path`, and wait until it is on the disk."""
     path.unlink(missing_ok=True)
     with BufferedWriter(create_plain(path)) as file:
         file.write(text.encode())
@@ -133,7 +133,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; a kill halfway leaves nothing that could be taken for one."""
+    """Remove a checkpoint. A kill halfway leaves nothing that looks like one."""
     condemned = folder.with_name(f"{folder.name}.old{PARTIAL}")
     folder.rename(condemned)
     shutil.rmtree(condemned, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Names that came from a file or a peer and become paths: each type refuses text of another form. Free of torch.
+"""Names from files and peers that become paths: each type refuses text of another form. Free of torch.
 
-Every decoder of records that hold such names goes through these types, so that no name leads out of its folder or to a
-file of another kind there.
+All decoders of records with such names use these types, so no name leads out of its folder or to a file of another
+kind in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Name = TypeVar("Name", bound="CheckedName")
 
 
 class CheckedName(str):
-    """A text that matches `FORM` as a whole; `MEANING` says so in words."""
+    """A text that matches `FORM` entirely. `MEANING` describes the form."""
 
     __slots__ = ()
     FORM: ClassVar[re.Pattern[str]]
@@ -29,7 +29,7 @@ class CheckedName(str):
 
 
 class PieceName(CheckedName):
-    """The file name of a piece, as torch's writer forms it: the rank that wrote it, and a number."""
+    """The file name of a piece, in the form of torch's writer: the rank that wrote it, and a number."""
 
     __slots__ = ()
     FORM = re.compile(r"__[0-9]{1,7}_[0-9]{1,7}\.distcp")
@@ -42,7 +42,7 @@ class PieceName(CheckedName):
 
 
 class CheckpointName(CheckedName):
-    """The folder name of a checkpoint: the steps that it was saved after, one name for each number."""
+    """The folder name of a checkpoint, with the steps after which it was saved. Each number has exactly one name."""
 
     __slots__ = ()
     FORM = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")
@@ -55,7 +55,7 @@ class CheckpointName(CheckedName):
 
     @property
     def steps(self) -> int:
-        """The steps that it was saved after."""
+        """The steps after which it was saved."""
         return int(self.removeprefix("step-"))
 
 

@@ -20,15 +20,15 @@ FORMAT_VERSION = 2
 RATE_TOLERANCE = 0.01  # relative difference of learning rates that needs no warning
 DESCRIPTION_FILE = "checkpoint.json"
 MAX_DESCRIPTION_BYTES = 1 << 20
-MAX_COUNT = 10**15 - 1  # of steps and samples
-NOT_VALIDATED = {"validated": None}  # as of checkpoints from before they held losses
+MAX_COUNT = 10**15 - 1  # limit of steps and samples
+NOT_VALIDATED = {"validated": None}  # in checkpoints from before they held losses
 
 
 class OuterCounters(NamedTuple):
     """The position of an island among the others: its next exchange, and the lineage that identifies its state.
 
-    `synced_steps[f]` are the steps after which it last sent fragment f. The changes of `islands` are in the exchange
-    before. The weights `are_common` once the run has ended: those that all islands of its last exchange share.
+    `synced_steps[f]` are the steps after which it last sent fragment f. The previous exchange has the changes of
+    `islands`. The weights `are_common` once the run has ended: all islands of the last exchange share them.
     """
 
     exchange: int
@@ -48,10 +48,10 @@ class OuterCounters(NamedTuple):
 
 @dataclass(frozen=True)
 class Validated:
-    """The evaluations of a run so far: the last, after `steps`, and the lowest loss, after `lowest_steps`.
+    """The evaluations of a run so far: the last one, after `steps`, and the lowest loss, after `lowest_steps`.
 
-    `loss` is None if it was not finite; `lowest` is None, after 0 steps, if all were. `since_lowest` counts the
-    evaluations after the lowest.
+    `loss` is None if it was not finite. `lowest` is None, after 0 steps, if no loss was finite. `since_lowest` counts
+    the evaluations after the lowest.
     """
 
     loss: float | None
@@ -69,7 +69,7 @@ class Validated:
 
 
 def validated_after(before: Validated | None, loss: float, steps: int) -> Validated:
-    """Return the evaluations with one more, after `steps`. Only a loss below all others is the lowest."""
+    """Return the evaluations with one more, after `steps`. A loss counts as the lowest only if below all others."""
     before = before or Validated(None, 0, None, 0, 0)
     said = loss if math.isfinite(loss) else None
     if said is not None and (before.lowest is None or said < before.lowest):
@@ -79,9 +79,9 @@ def validated_after(before: Validated | None, loss: float, steps: int) -> Valida
 
 @dataclass(frozen=True)
 class Counters:
-    """The counts saved with the tensors: steps of the run and of AdamW, and the loss scale of fp16 (else 1 and 0).
+    """The counts saved with the tensors: steps of the run and of AdamW, and the loss scale of fp16 (otherwise 1 and 0).
 
-    `samples`: how many the run has trained on. `outer` is an island's.
+    `samples` is the number of samples trained on so far. `outer` is for an island.
     """
 
     steps: int
@@ -103,15 +103,15 @@ class Counters:
 
     @property
     def validation_loss(self) -> float | None:
-        """The loss of these very weights on the validation split; None if it was not taken after this step."""
+        """The validation loss of exactly these weights; None if it was not measured after this step."""
         return self.validated.loss if self.validated is not None and self.validated.steps == self.steps else None
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The files an export needs and no checkpoint holds: configuration and tokenizer, by their paths on the hosts.
+    """The files that an export needs and no checkpoint holds: configuration and tokenizer, by their paths on hosts.
 
-    `weights` is the published model's folder that training began with, `tokenizer` the file its text was read by.
+    `weights` is the folder of the published model that training began with. `tokenizer` is the file that read its text.
     """
 
     weights: str | None
@@ -120,10 +120,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Description:
-    """checkpoint.json. `shape` must be that of the run that loads it; `trained_with` may have changed.
+    """checkpoint.json. `shape` must equal that of the run that loads it; `trained_with` may differ.
 
-    Where adapters alone are trained, the checkpoint has no other weights. `lora` then has their rank, alpha and
-    targets, and the identity of the `frozen_weights`: the run that loads it must have the same.
+    If only adapters are trained, the checkpoint has no other weights. Then `lora` has their rank, alpha and targets,
+    and the identity of the `frozen_weights`. The run that loads it must have the same.
     """
 
     format_version: int
@@ -136,12 +136,12 @@ class Description:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The settings of the tensors in the checkpoint."""
+        """The settings that determine the tensors in the checkpoint."""
         return self.shape if self.lora is None else {**self.shape, "lora": self.lora}
 
     @classmethod
     def read(cls, folder: Path) -> Description:
-        """Return the description in `folder`. Raise ValueError, naming the file, if this version cannot read it."""
+        """Return the description in `folder`. Raises ValueError naming the file if this version cannot read it."""
         path = folder / DESCRIPTION_FILE
         try:
             text = read_plain(path, MAX_DESCRIPTION_BYTES).decode()
@@ -151,7 +151,7 @@ class Description:
 
     @classmethod
     def parse(cls, text: str, path: Path) -> Description:
-        """Return the description in the `text` of `path`. Raise ValueError, naming `path`, if it cannot be read."""
+        """Return the description in the `text` of `path`. Raises ValueError naming `path` if it cannot be read."""
         try:
             data: Any = loads(text, MAX_VALUES)
             version = data["format_version"]
@@ -172,7 +172,7 @@ class Description:
     def to_json(self) -> str:
         """Return the text of the file."""
         said, outer = asdict(self), self.counters.outer
-        if self.lora is None:  # as before these keys came
+        if self.lora is None:  # as before these keys existed
             del said["lora"]
         if self.counters.validated is None:
             del said["counters"]["validated"]
@@ -181,13 +181,13 @@ class Description:
 
 
 def _with_defaults(settings: dict[str, Any], kind: type[ModelShape | OptimizerSettings]) -> dict[str, Any]:
-    """Return settings of that kind with the keys that came after they were saved, at what was meant without them."""
+    """Return settings of that kind with later keys added, at values that mean the same as their absence."""
     later = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
     return later | settings
 
 
 def whose_weights(checkpoint: Path) -> str | None:
-    """Return whose weights an island's checkpoint holds; None of an ordinary run, or where it cannot say."""
+    """Return whose weights an island's checkpoint holds; None for an ordinary run, or if it does not say."""
     try:
         outer = Description.read(checkpoint).counters.outer
     except ValueError:
@@ -229,12 +229,12 @@ def describe(config: RunConfig, data_digest: str, counters: Counters, frozen_wei
 
 
 def kept_origin(saved: Origin, now: Origin) -> Origin:
-    """Return the origin of a run that resumes a checkpoint of origin `saved`, whose `weights` stay."""
+    """Return the origin of a run that resumes a checkpoint of origin `saved`. The `weights` stay the same."""
     return Origin(saved.weights, now.tokenizer or saved.tokenizer)
 
 
 def _teacher_in_words(teacher: TeacherSettings | None) -> str | None:
-    """Return None where there is no teacher, as in checkpoints from before there were any."""
+    """Return the teacher's settings in words; None without a teacher, as in older checkpoints."""
     return None if teacher is None else f"weight {teacher.weight:g}, temperature {teacher.temperature:g}"
 
 
@@ -255,7 +255,7 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def changed_settings(saved: Description, now: Description) -> list[str]:
-    """Return the settings that differ from those `saved` was trained with, and the learning rate if it jumps."""
+    """Return the settings that differ from the settings of `saved`, and the learning rate if it jumps."""
     then, today = saved.trained_with, now.trained_with
     if isinstance(then.get("optimizer"), dict):
         then = then | {"optimizer": _with_defaults(then["optimizer"], OptimizerSettings)}
@@ -270,7 +270,7 @@ def changed_settings(saved: Description, now: Description) -> list[str]:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return nested settings under names such as `optimizer.beta1`."""
+    """Return nested settings with names such as `optimizer.beta1`."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         flat |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}

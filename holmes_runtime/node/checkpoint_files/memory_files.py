@@ -1,8 +1,8 @@
-"""The files of the newest checkpoint kept in host memory, so that restarted ranks need not read the disk.
+"""The files of the newest checkpoint, kept in host memory so that restarted ranks need not read the disk.
 
-They outlive the ranks in a folder of /dev/shm, which the node's agent names; the process that ends the run removes it.
-Each rank has a part of it, for the files that it wrote or copied. They are the same files: one that is missing or
-damaged here is read from a disk as if there were no memory.
+They outlive the ranks in a folder of /dev/shm that the node's agent names. The process that ends the run removes it.
+Each rank has a part of it, for the files that it wrote or copied. They equal the files on disk: if one is missing or
+damaged here, it is read from a disk instead.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName, Sav
 from holmes_runtime.node.checkpoint_files.plain_file import open_plain
 from holmes_runtime.node.private_folder import is_private_folder
 
-COMING = "coming"  # the name of a save until all its files are there
-MAX_PART = 0.5  # of the memory that is free, for all ranks of a host: NCCL, data and others need some too
+COMING = "coming"  # the name of a save until it has all its files
+MAX_PART = 0.5  # of the free memory, for all ranks of a host together: NCCL, data and others need some too
 MEMORY = Path("/proc/meminfo")
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 62
-COPY_BYTES = 1 << 18  # at a time, so that they are in a cache when they are written
+COPY_BYTES = 1 << 18  # at a time, so that they are still in a cache when written
 
 
 class MemoryFiles:
-    """The files that rank `me` of `ranks` keeps in the folder that `environ` names; none if it names no folder."""
+    """The files that rank `me` of `ranks` keeps in the folder that `environ` names; none if it names none."""
 
     def __init__(self, me: Rank, ranks: Sequence[Rank], environ: Mapping[str, str]) -> None:
         named = environ.get(MEMORY_VARIABLE, "")
@@ -36,15 +36,15 @@ class MemoryFiles:
         self._has_told = False
 
     def of_save(self, save_id: SaveId) -> dict[str, Path]:
-        """Return the files of a save that are here: by name, the folder that holds each."""
+        """Return the files of a save that are here, each with its folder, by name."""
         if self._folder is None or not is_private_folder(self._folder):
             return {}
         return {found.name: found.parent for found in self._folder.glob(f"*/{save_id}/*")}
 
     def keep(self, save_id: SaveId, checkpoint: Path, names: Iterable[PieceName]) -> None:
-        """Replace the files of the save before by the ones in the folder `checkpoint`.
+        """Replace the files of the previous save by those in the folder `checkpoint`.
 
-        A failure is printed once and does no harm: the disks have the files.
+        A failure is printed once and does no harm, as the disks have the files.
         """
         if self._folder is None:
             return
@@ -57,13 +57,13 @@ class MemoryFiles:
             self._has_told = True
 
     def _put(self, mine: Path, save_id: SaveId, paths: Sequence[Path]) -> None:
-        """Replace the files of this rank's part by `paths`, in the same memory; keep none if they do not fit."""
+        """Replace the files of this rank's part by `paths`, in the same memory. Keep none if they do not fit."""
         coming = mine / COMING
         try:
             self._require_room(mine.parent, sum(path.stat().st_size for path in paths))
             mine.mkdir(mode=0o700, exist_ok=True)
             for before in mine.iterdir():
-                before.rename(coming)  # from now on it does not count as a save
+                before.rename(coming)  # from now on it no longer counts as a save
             coming.mkdir(mode=0o700, exist_ok=True)
             for path in {*coming.iterdir()} - {coming / path.name for path in paths}:
                 path.unlink()
@@ -75,7 +75,7 @@ class MemoryFiles:
             raise
 
     def _make_folder(self, folder: Path) -> None:
-        """Make the folder, private, unless another rank has; remove the parts of ranks that no longer run here."""
+        """Create the private folder unless another rank has. Remove the parts of ranks that no longer run here."""
         folder.mkdir(mode=0o700, exist_ok=True)
         if not is_private_folder(folder):
             raise OSError(f"{folder} is another user's, or others may enter it")
@@ -85,22 +85,22 @@ class MemoryFiles:
                     shutil.rmtree(part, ignore_errors=True)
 
     def _require_room(self, folder: Path, size_bytes: int) -> None:
-        """Raise OSError if the ranks of this host, each with as much, would leave others too little."""
+        """Raise OSError if the ranks of this host, each keeping as much, would leave too little for others."""
         beside_nccl_bytes = shutil.disk_usage(folder).free - SHM_BYTES_PER_RANK * len(self._beside)
         free_bytes = min(beside_nccl_bytes, available_bytes()) + _bytes_in(folder)
         wanted_bytes = size_bytes * len(self._beside)
         if wanted_bytes > MAX_PART * free_bytes:
             ranks = f"{len(self._beside)} ranks want {wanted_bytes / 1e9:.1f} GB"
-            raise OSError(f"{ranks}, of {free_bytes / 1e9:.1f} GB that are free they may take half")
+            raise OSError(f"{ranks}, but may take only half of {free_bytes / 1e9:.1f} GB of free memory")
 
     def remove(self) -> None:
-        """Remove all that ranks of this host keep; called by all of them once none needs it any more."""
+        """Remove all files that ranks of this host keep. All of them call this once none needs the files any more."""
         if self._folder is not None and self._me.rank == self._beside[0] and is_private_folder(self._folder):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _overwrite(path: Path, source: Path) -> None:
-    """Make `path` a copy of `source` in the memory it already has: freeing and allocating anew costs more."""
+    """Make `path` a copy of `source` in the memory it already has. Freeing and allocating again would cost more."""
     path.touch(mode=0o600)
     with open_plain(source) as given, open(path, "r+b", buffering=0) as taken:
         shutil.copyfileobj(given, taken, COPY_BYTES)
@@ -108,7 +108,7 @@ def _overwrite(path: Path, source: Path) -> None:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return the bytes that ranks keep there now; another rank may be removing some of them."""
+    """Return the bytes that ranks keep there now. Another rank may be removing some of them."""
     size_bytes = 0
     for path in folder.glob("*/*/*"):
         with contextlib.suppress(FileNotFoundError):
@@ -117,7 +117,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def available_bytes() -> int:
-    """Return the memory that this process can still take, by its host and its control groups."""
+    """Return the memory that this process can still take, limited by its host and its control groups."""
     return min(_available_on_host(), *_left_by_groups(), UNLIMITED)
 
 
@@ -130,9 +130,9 @@ def _available_on_host() -> int:
 
 
 def _left_by_groups() -> Iterator[int]:
-    """Yield the bytes left in each control group around this process that limits memory; exceeding one kills.
+    """Yield the bytes left in each memory-limiting control group around this process. Exceeding one kills the process.
 
-    Cached files yield; files in /dev/shm do not. Version 2 and version 1, as Linux documents them in
+    Cached files give way; files in /dev/shm do not. Versions 2 and 1, as documented by Linux in
     admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
     """
     with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def _left_by_groups() -> Iterator[int]:
 
 
 def _left_above(root: Path, path: str, limit_file: str, taken: tuple[str, str]) -> Iterator[int]:
-    """Yield the bytes left in the group at `path` and those above: its limit less the kinds `taken` of memory.stat."""
+    """Yield the bytes left in the group at `path` and those above: its limit less the kinds `taken` in memory.stat."""
     group = root / path.strip("/")
     for folder in (group, *group.parents):
         with contextlib.suppress(OSError, ValueError):  # no such file, or `max`

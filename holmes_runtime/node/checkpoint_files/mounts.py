@@ -1,4 +1,4 @@
-"""File systems by the folders where they are mounted. Free of torch."""
+"""File systems by their mount points. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOUNTS = Path("/proc/self/mounts")
 
 
 class Mount(NamedTuple):
-    """A mounted file system: the folder where it begins and its type; both empty where the system does not say."""
+    """A mounted file system: its mount point and its type, both empty if the system does not say."""
 
     point: str
     kind: str

@@ -1,7 +1,7 @@
 """The index of a checkpoint's files, `pieces.json`, with a digest of every box. Free of torch.
 
-A piece file is written by one rank. The folder of a host holds some of a checkpoint's files, and the index of all. The
-records come from files and from peers too: each refuses, when it is made, values that no writer produces.
+One rank writes a piece file. The folder of a host holds some of a checkpoint's files, and the index of all of them. As
+records come from files and peers, each one refuses, when it is made, values that no writer produces.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from holmes_runtime.node.checkpoint_files.plain_file import open_plain, read_pla
 
 INDEX_FILE = "pieces.json"
 INDEX_VERSION = 1
-MAX_INDEX_BYTES = 1 << 26  # a rank of a 7B model writes 0.1 MB of it
+MAX_INDEX_BYTES = 1 << 26  # a rank of a 7B model writes 0.1 MB
 DIGEST_BYTES = 16
-READ_BYTES = 1 << 18  # at a time for a digest, so that they are in a cache when it is made
+READ_BYTES = 1 << 18  # at a time for a digest, so that they are still in a cache
 MAX_DIMS = 16
-MAX_SIZE = 1 << 50  # of bytes and of numbers: a PiB
-MAX_COUNT = 10**15 - 1  # of steps and of starts, as many digits as names of checkpoints have
+MAX_SIZE = 1 << 50  # limit of bytes and of numbers: one PiB
+MAX_COUNT = 10**15 - 1  # limit of steps and starts, with as many digits as names of checkpoints
 MAX_RANK = 10**7 - 1
 VALUE_BYTES = 4  # fp32
-MAX_ARCHIVE_BYTES = 1 << 20  # of the archive that torch writes around the numbers of a box, some 1,300 bytes
+MAX_ARCHIVE_BYTES = 1 << 20  # of the archive that torch writes around the numbers of a box, about 1,300 bytes
 
 
 class DamagedPiece(Exception):
-    """A file of a checkpoint is not as it was written; the text names the file."""
+    """A file of a checkpoint is not as it was written. The text names the file."""
 
 
 @dataclass(frozen=True)
 class WrittenBox:
-    """A box of a whole tensor, and the bytes of the file that hold it, whose `digest` it has.
+    """A box of a whole tensor, the bytes of the file that hold it, and the `digest` of these bytes.
 
-    `offsets` and `sizes` have one number per dim.
+    `offsets` and `sizes` have one number per dimension.
     """
 
     offsets: tuple[int, ...]
@@ -67,7 +67,7 @@ class WrittenBox:
 
 @dataclass(frozen=True)
 class WrittenTensor:
-    """The boxes written of one tensor, fp32 of `shape`."""
+    """The boxes of one tensor that were written, fp32, of `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -85,7 +85,7 @@ class WrittenTensor:
 
 @dataclass(frozen=True)
 class PieceFile:
-    """A file that `rank` wrote, and the hosts whose folders it was put into."""
+    """A file that `rank` wrote, and the hosts whose folders hold it."""
 
     name: PieceName
     rank: int
@@ -101,8 +101,8 @@ class PieceFile:
 class PieceIndex:
     """All files and tensors of one checkpoint.
 
-    `save_id`: unique to this save, so that files of two never mix. `begun_by`: the run that began at step 0.
-    `generation`: the number of starts of that run up to this save, which orders saves without clocks.
+    `save_id` is unique to this save, so files of two saves never mix. `begun_by` is the run that began at step 0.
+    `generation` is the number of starts of that run up to this save, which orders saves without clocks.
     """
 
     format_version: int
@@ -132,14 +132,14 @@ def sizes_of(tensors: Iterable[WrittenTensor]) -> dict[PieceName, int]:
 
 
 class Written(NamedTuple):
-    """The tensors that one rank wrote, or the reason why it could not."""
+    """The tensors that one rank wrote, or the reason why it could not write them."""
 
     tensors: tuple[WrittenTensor, ...]
     trouble: str | None
 
 
 class Merged(NamedTuple):
-    """The index of all ranks' tensors, for folders that need it, or why there is none. `save_id`: the index's."""
+    """The index of all ranks' tensors, for folders that need it, or why there is none. `save_id` is the index's."""
 
     save_id: SaveId | None
     pieces: PieceIndex | None
@@ -163,7 +163,7 @@ def digest_in(path: Path, first_byte: int, size_bytes: int) -> str:
     """Return the digest of `size_bytes` of a file from `first_byte` on.
 
     Raises:
-        DamagedPiece: the file has fewer; names the file.
+        DamagedPiece: the file has fewer bytes; the message names it.
     """
     digest, chunk, left_bytes = hashlib.blake2b(digest_size=DIGEST_BYTES), memoryview(bytearray(READ_BYTES)), size_bytes
     with open_plain(path) as file:
@@ -184,7 +184,7 @@ def index_text(index: PieceIndex) -> str:
 
 
 def read_index(checkpoint: Path) -> PieceIndex:
-    """Return the index of a checkpoint. Raise DamagedPiece if there is none, or it is not as it was written."""
+    """Return the index of a checkpoint. Raises DamagedPiece if there is none, or if it is not as it was written."""
     path = checkpoint / INDEX_FILE
     try:
         said: Any = loads(read_plain(path, MAX_INDEX_BYTES).decode(), MAX_VALUES)
@@ -194,7 +194,7 @@ def read_index(checkpoint: Path) -> PieceIndex:
         index: PieceIndex = decode(PieceIndex, said["index"], "index")
         is_whole = said["digest"] == digest_of(to_json(index).encode())
     except FileNotFoundError:
-        raise DamagedPiece(f"{path} is missing: {checkpoint} is no checkpoint, or of a Holmes before 0.1.0") from None
+        raise DamagedPiece(f"{path} is missing: {checkpoint} is no checkpoint, or from before Holmes 0.1.0") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedPiece(f"{path} is not as it was written: {error}") from None
     if not is_whole:
@@ -203,7 +203,7 @@ def read_index(checkpoint: Path) -> PieceIndex:
 
 
 def lacks(checkpoint: Path, file: PieceFile) -> str | None:
-    """Return the reason why the folder lacks the file, as text, judging by its size; None if it holds it."""
+    """Return why the folder lacks the file, judged by its size; None if the folder has it."""
     path = checkpoint / file.name
     try:
         with open_plain(path) as opened:
@@ -216,9 +216,9 @@ def lacks(checkpoint: Path, file: PieceFile) -> str | None:
 
 
 def read_box(checkpoint: Path, box: WrittenBox, is_checked: bool = True) -> bytearray:
-    """Return the bytes of a box. Raise DamagedPiece, naming the file, if they are not as written.
+    """Return the bytes of a box. Raises DamagedPiece naming the file if they are not as written.
 
-    Unless the box `is_checked`, only their number is compared. Bytes that the file does not have take no memory.
+    Unless it `is_checked`, only their number is compared. Bytes that the file does not have take no memory.
     """
     try:
         with open_plain(checkpoint / box.file) as file:
@@ -240,7 +240,7 @@ def read_box(checkpoint: Path, box: WrittenBox, is_checked: bool = True) -> byte
 
 
 def check_box(data: bytearray, box: WrittenBox) -> None:
-    """Raise DamagedPiece, naming the file, unless `data` is what was written as `box`."""
+    """Raise DamagedPiece naming the file unless `data` is what was written as `box`."""
     if digest_of(data) != box.digest:
         raise DamagedPiece(_changed(box))
 
@@ -250,7 +250,7 @@ def _changed(box: WrittenBox) -> str:
 
 
 def damage_in(checkpoint: Path, index: PieceIndex, name: str) -> str | None:
-    """Return the fault of the file `name` in the folder, having read all its bytes; None if it has none."""
+    """Read all bytes of the file `name` in the folder and return its fault; None if it has none."""
     file = next(file for file in index.files if file.name == name)
     fault = lacks(checkpoint, file)
     if fault is not None:

@@ -1,7 +1,7 @@
-"""Files of a checkpoint's folder, in which others may have put anything: only regular files in it count.
+"""Files in a checkpoint's folder, to which others may have added anything: only regular files count.
 
-A link is not followed: it may lead to any file that the reader may open. A pipe or a device is not waited for. Free of
-torch.
+Links are not followed, as they may lead to any file that the reader may open. Pipes and devices are not waited for.
+Free of torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def create_plain(path: Path) -> FileIO:
     """Open a new file at `path` for writing.
 
     Raises:
-        OSError: something is there, be it a link to nothing, or it cannot be made.
+        OSError: something exists there, even a dangling link, or the file cannot be created.
     """
     return FileIO(os.open(path, _CREATE, 0o666), "wb")
 
@@ -47,7 +47,7 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
     """Return all bytes of the regular file at `path`.
 
     Raises:
-        OSError: as `open_plain`, or it has more than `max_bytes`.
+        OSError: as for `open_plain`, or the file has more than `max_bytes`.
     """
     with BufferedReader(open_plain(path)) as file:
         size_bytes = os.fstat(file.fileno()).st_size

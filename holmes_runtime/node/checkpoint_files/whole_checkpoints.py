@@ -1,7 +1,7 @@
-"""The checkpoints that several folders hold together, and the newest whole one. Free of torch.
+"""The checkpoints that several folders hold together, and the newest complete one. Free of torch.
 
-Times are not compared: a checkpoint saved by a later start of the run is newer, and within one start the one with more
-steps.
+Times are not compared. A checkpoint saved by a later start of the run is newer; within one start, the one with more
+steps is newer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holmes_runtime.node.checkpoint_files.plain_file import read_plain
 
 @dataclass(frozen=True)
 class FolderCheckpoint:
-    """A checkpoint in one folder, which holds the files `held`; `lacking` has the reason for each other file."""
+    """A checkpoint in one folder, which holds the files `held`. `lacking` has the reason for each other file."""
 
     name: CheckpointName
     save_id: SaveId
@@ -44,7 +44,7 @@ class FolderCheckpoint:
     files: tuple[PieceFile, ...]
     held: tuple[PieceName, ...]
     lacking: dict[PieceName, str]
-    validation_loss: float | None = None  # of its weights; None if they were not evaluated
+    validation_loss: float | None = None  # of its weights; None if not evaluated
 
     def __post_init__(self) -> None:
         check_counts(self, MAX_COUNT, "generation", "steps")
@@ -56,7 +56,7 @@ class FolderCheckpoint:
 class Offers(NamedTuple):
     """The checkpoints in one folder, which `host` sees at `path`.
 
-    `latest`: the newest checkpoint, by the file of that name. `faults`: sentences on damaged checkpoints.
+    `latest` is the newest checkpoint by the file of that name. `faults` are sentences about damaged checkpoints.
     """
 
     host: str
@@ -67,43 +67,43 @@ class Offers(NamedTuple):
 
 
 class BestCheckpoint(NamedTuple):
-    """The validation loss and the steps of a checkpoint; the best is the least of these."""
+    """The validation loss and the steps of a checkpoint. The best checkpoint is the smallest of these."""
 
     loss: float
     steps: int
 
 
 class WholeCheckpoint(NamedTuple):
-    """A checkpoint, its files in any of the folders. `holders`: by file the numbers of the folders that hold it."""
+    """A checkpoint with its files in any of the folders. `holders` are the numbers of each file's folders."""
 
     offer: FolderCheckpoint
     folders: tuple[int, ...]
     holders: dict[PieceName, tuple[int, ...]]
-    lacking: tuple[str, ...]  # a sentence per file that no folder holds
-    lost: tuple[str, ...]  # a sentence per folder that lost all its files, and per file lost in the others
+    lacking: tuple[str, ...]  # a sentence for each file that no folder holds
+    lost: tuple[str, ...]  # a sentence for each folder that lost all its files, and for each file lost in the others
 
     @property
     def is_whole(self) -> bool:
-        """True if each of its files is in some folder, judging by sizes."""
+        """True if each of its files is in some folder, judged by size."""
         return not self.lacking
 
     @property
     def validated(self) -> BestCheckpoint | None:
-        """The loss after its steps, if the run was evaluated there."""
+        """The loss after its steps, if the run was evaluated then."""
         loss = self.offer.validation_loss
         return None if loss is None else BestCheckpoint(loss, self.offer.steps)
 
 
 class OtherRun(RuntimeError):
-    """Folders hold checkpoints of different runs, and nothing shows which to take; the text names them."""
+    """Folders hold checkpoints of different runs, and it is unclear which to use. The text names them."""
 
 
 def offers_in(host: str, folder: Path) -> Offers:
-    """Return the checkpoints of a folder up to the newest."""
+    """Return the checkpoints in a folder, up to the newest."""
     try:
         path = newest_in(folder)
     except (OSError, ValueError) as error:
-        fault = f"host {host}: {error}: remove {LATEST_FILE} there, and the checkpoint of the most steps is the newest"
+        fault = f"host {host}: {error}: remove {LATEST_FILE} there; then the one with the most steps is newest"
         return Offers(host, str(folder), None, (), (fault,))
     if path is None:
         return Offers(host, str(folder), None, (), ())
@@ -137,7 +137,7 @@ def _offer(folder: Path, name: CheckpointName) -> FolderCheckpoint:
 
 
 def read_description(checkpoint: Path, index: PieceIndex) -> str:
-    """Return the text of checkpoint.json. Raise DamagedPiece if it is not as it was written."""
+    """Return the text of checkpoint.json. Raises DamagedPiece if it is not as it was written."""
     path = checkpoint / DESCRIPTION_FILE
     try:
         text = read_plain(path, MAX_DESCRIPTION_BYTES).decode()
@@ -149,17 +149,17 @@ def read_description(checkpoint: Path, index: PieceIndex) -> str:
 
 
 def found_in(folders: Sequence[Offers]) -> list[WholeCheckpoint]:
-    """Return the checkpoints in all folders together, newest first. Raise OtherRun if they are of several runs."""
+    """Return the checkpoints in all folders together, newest first. Raises OtherRun if they are of several runs."""
     runs: dict[str, Offers] = {}
     for each in folders:
         for offer in each.offers:
             runs.setdefault(offer.begun_by, each)
     if len(runs) > 1:
         named = "; ".join(f"host {each.host}: {each.path} of run {run}" for run, each in runs.items())
-        raise OtherRun(f"checkpoints of different runs: {named}; empty the folders that are not wanted")
+        raise OtherRun(f"checkpoints of different runs: {named}; empty the folders that you do not want")
     saves: dict[tuple[SaveId, CheckpointName, tuple[PieceFile, ...]], list[tuple[int, FolderCheckpoint]]] = {}
     for number, each in enumerate(folders):
-        for offer in each.offers:  # an offer that describes a save otherwise is another
+        for offer in each.offers:  # an offer that describes a save differently counts as another
             saves.setdefault((offer.save_id, offer.name, offer.files), []).append((number, offer))
     found = [_found(folders, held) for held in saves.values()]
     found.sort(key=lambda each: (each.offer.generation, each.offer.steps, each.offer.save_id), reverse=True)
@@ -167,14 +167,14 @@ def found_in(folders: Sequence[Offers]) -> list[WholeCheckpoint]:
 
 
 def best_of(found: Sequence[WholeCheckpoint]) -> BestCheckpoint | None:
-    """Return the whole checkpoint of the lowest validation loss, of equal ones the first; None if none has a loss."""
+    """Return the complete checkpoint with the lowest validation loss, the first of equal ones; None without a loss."""
     return min((best for each in found if each.is_whole and (best := each.validated) is not None), default=None)
 
 
 def before(found: Sequence[WholeCheckpoint], counters: Counters) -> list[WholeCheckpoint]:
     """Return the checkpoints that may be earlier ones of the run with these `counters`.
 
-    After a run went back, others may lie on hosts that were away: later ones, and ones of a loss that it never had.
+    After a run goes back, hosts that were away may have others: later ones, and ones with a loss it never had.
     """
     lowest = counters.validated.lowest if counters.validated is not None else None
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BadLines:
-    """The lines that were skipped, of at most `limit` in all files; `first` names one and the reason."""
+    """The skipped lines, at most `limit` over all files. `first` names one, with the reason."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -12,10 +12,10 @@ class BadLines:
         self.first: str | None = None
 
     def skip(self, reason: str, count: int = 1) -> None:
-        """Skip `count` lines, the first of them for `reason`, which names file and line.
+        """Skip `count` lines, the first of them for `reason`, which names its file and line.
 
         Raises:
-            ValueError: they are more than the job allows.
+            ValueError: more lines are skipped than the job allows.
         """
         self.count += count
         self.first = self.first or reason
@@ -23,7 +23,7 @@ class BadLines:
             if self.limit == 0:
                 raise ValueError(f"{reason}; `skip_bad_lines: N` in `data` skips up to N such lines")
             raise ValueError(
-                f"{reason}; more lines than `skip_bad_lines: {self.limit}` of `data` allows hold no document, the "
+                f"{reason}; more lines hold no document than `skip_bad_lines: {self.limit}` in `data` allows; the "
                 f"first: {self.first}"
             )
 

@@ -1,4 +1,4 @@
-"""Files with other content than is read from them, refused before any rank starts, and by each rank. Free of torch."""
+"""Refuse files that do not hold the content that is read, before any rank starts and in each rank. Free of torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holmes_runtime.node.data_files.token_file import TokenFile, read_index
 
 
 def wrong_inputs(run_config: str) -> tuple[str, ...]:
-    """Return why the run of this configuration cannot train on the files of this host, one reason a source.
+    """Return why the run of this configuration cannot train on the files of this host, one reason per source.
 
-    Missing files are left to another check, of all files that job.yaml names.
+    Missing files are left to another check, which covers all files that job.yaml names.
     """
     config, reasons = read_run_config(run_config), []
     for source in config.data.sources:
@@ -40,12 +40,12 @@ def check_source(
 ) -> list[Path]:
     """Return the files of the source at `path`.
 
-    Text is refused without a tokenizer where one is expected; packed examples and logits of a teacher that are of no
-    such `seq_length`; and logits of another vocabulary.
+    These are refused: text without a tokenizer if one is expected, packed examples and a teacher's logits for another
+    `seq_length`, and logits of another vocabulary.
 
     Raises:
         ValueError: a file does not hold what its name says.
-        ModuleNotFoundError: a file takes a Python package to read, which is not here.
+        ModuleNotFoundError: the Python package needed to read a file is missing.
         OSError: a file cannot be read.
     """
     files = source_files(path, data.pattern)
@@ -54,7 +54,7 @@ def check_source(
     if files[0].suffix != ".bin" and data.tokenizer is None and expected_tokenizer is not None:
         raise ValueError(
             f"{files[0]} is text, and its bytes are not the model's tokens: set `tokenizer` in `data` to "
-            f"{expected_tokenizer}, or `bytes: true` if bytes are meant"
+            f"{expected_tokenizer}, or `bytes: true` to train on bytes"
         )
     for file in files:
         if file.suffix == ".bin":
@@ -65,7 +65,7 @@ def check_source(
                 check_teacher(tokens, seq_length, vocab_size)
         elif data.teacher is not None:
             raise ValueError(
-                f"{file} is text, and a teacher's logits are for tokens: run `holmes data {file} -o TOKENS.bin`, then "
+                f"{file} is text, but a teacher's logits are for tokens: run `holmes data {file} -o TOKENS.bin`, then "
                 "`holmes data TOKENS.bin --teacher FOLDER`, and train on TOKENS.bin"
             )
         elif has_documents(file):
@@ -76,7 +76,7 @@ def check_source(
 
 
 def _check_teaching(tokens: TokenFile, num_files: int, data: DataSettings) -> None:
-    """Raise ValueError if a teacher read the tokens of a file in other sequences than a run would."""
+    """Raise ValueError if a teacher read the tokens of a file in other sequences than the run would."""
     if num_files > 1:
         raise ValueError(
             f"{tokens.path} has logits of a teacher for its own sequences, which other files would shift: name each "
@@ -94,7 +94,7 @@ def _check_packing(tokens: TokenFile, num_files: int, data: DataSettings, seq_le
         return
     if seq_length not in (None, tokens.packed_length):
         raise ValueError(
-            f"{tokens.path} has examples packed in sequences of {tokens.packed_length} tokens, and model.seq_length is "
+            f"{tokens.path} has examples packed in sequences of {tokens.packed_length} tokens, but model.seq_length is "
             f"{seq_length}: set it to {tokens.packed_length}, or run `holmes data` again with --seq-length {seq_length}"
         )
     if data.documents != "separate":

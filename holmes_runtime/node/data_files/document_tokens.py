@@ -1,4 +1,4 @@
-"""The tokens at the borders of documents, by a tokenizer's file and the configurations in its folder. Free of torch."""
+"""The tokens at the borders of documents, from a tokenizer's file and the configurations next to it. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from holmes_runtime.config.bounded_file import read_json_object
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 MAX_CONFIG_BYTES = 2**24  # of tokenizer_config.json, which may list thousands of added tokens
-# Names for the end of a document, which common tokenizers have: GPT-2 and NeoX, Llama 3, Llama 2 and T5, Gemma. They
-# come first: `eos_token` of a model that chats ends a turn.
+# Common tokenizers' names for the end of a document: GPT-2 and NeoX, Llama 3, Llama 2 and T5, Gemma. They come first,
+# as the `eos_token` of a chat model ends a turn.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 def begin_of_document(file: Path, tokenizer: Any) -> int | None:
-    """Return the token before a document, None where the model has seen none there.
+    """Return the token before a document, None if the model has seen none there.
 
-    `add_bos_token` of tokenizer_config.json decides, and where it does not say, `tokenizer` of the `tokenizers` file:
-    the token it puts before a text.
+    `add_bos_token` of tokenizer_config.json decides. If it is not set, `tokenizer` from the `tokenizers` file does: the
+    token that it puts before a text.
     """
     config = read_config(file.with_name(CONFIG_FILE))
     added = config.get("add_bos_token")
@@ -31,7 +31,7 @@ def begin_of_document(file: Path, tokenizer: Any) -> int | None:
 
 
 def end_of_document(file: Path, tokenizer: Any) -> int | None:
-    """Return the token after a document: of a common name, else the `eos` of the configurations, else None."""
+    """Return the token after a document: one with a common name, else the configurations' `eos`, else None."""
     known = (_token_of(name, tokenizer) for name in END_NAMES)
     return next((token for token in (*known, *_configured_ends(file, tokenizer)) if token is not None), None)
 
@@ -46,14 +46,14 @@ def _configured_ends(file: Path, tokenizer: Any) -> Iterator[int | None]:
 
 
 def _token_of(name: object, tokenizer: Any) -> int | None:
-    """Return the token `name` as a number, None if unknown. `name` as in `token_text`."""
+    """Return the token `name` as a number, None if unknown. `name` is as for `token_text`."""
     text = token_text(name)
     token: int | None = tokenizer.token_to_id(text) if text is not None else None
     return token
 
 
 def token_text(name: object) -> str | None:
-    """Return the text of a special token, a string or an object, as the transformers library writes it."""
+    """Return the text of a special token, which the transformers library writes as a string or an object."""
     text = name.get("content") if isinstance(name, dict) else name
     return text if isinstance(text, str) else None
 
@@ -62,7 +62,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the configuration at `path`, empty if there is none.
 
     Raises:
-        ValueError: it is there and cannot be read.
+        ValueError: it exists but cannot be read.
     """
     try:
         return read_json_object(path, MAX_CONFIG_BYTES)

@@ -1,8 +1,8 @@
-"""The documents of a file that names them: lines of JSON, which may be compressed, and rows of Parquet or
+"""The documents of files that separate them: lines of JSON, which may be compressed, and rows of Parquet or
 Arrow. Free of torch.
 
-Packages outside the standard library are imported where a file needs them. However small a compressed file is, at most
-one line of its content is in memory.
+Packages outside the standard library are imported only if a file needs them. However small a compressed file is, at
+most one line of its content is in memory.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from holmes_runtime.node.data_files.file_kind import check_format
 
 GZIP_LINES, ZSTD_LINES, PARQUET, ARROW = ".jsonl.gz", ".jsonl.zst", ".parquet", ".arrow"
 SUFFIXES = (".jsonl", GZIP_LINES, ZSTD_LINES, PARQUET, ARROW)
-MAX_LINE_BYTES = 2**28  # a document of a whole encyclopaedia; a line without an end is no document
-PACKED_BYTES = 2**12  # decompressed at once: even of zeros they make no more than 2**27 bytes
+MAX_LINE_BYTES = 2**28  # enough for a whole encyclopaedia; a line without an end is not a document
+PACKED_BYTES = 2**12  # decompressed at once: even zeros expand to no more than 2**27 bytes
 MAX_WINDOW_BYTES = 2**27  # of memory that a Zstandard frame may ask for, the limit of its own command-line tool
 ROWS = 256  # at a time
 Document = tuple[bytes, int]
-"""The UTF-8 text of a document, and the bytes of its file that were read for it."""
+"""The UTF-8 text of a document, and the number of bytes read from its file for it."""
 Converted = TypeVar("Converted")
 
 
 def has_documents(path: Path) -> bool:
-    """Return True if the name of `path` is of a file with documents of its own."""
+    """Return True if the name of `path` is that of a file with separate documents."""
     return path.name.endswith(SUFFIXES)
 
 
 def read_documents(path: Path, bad_lines: BadLines) -> Iterator[Document]:
-    """Yield the documents of file `path`: the field or column "text". Raises as `read_records` does."""
+    """Yield the documents of the file `path`, from the field or column "text". Raises as `read_records` does."""
     return read_records(path, bad_lines, ("text",), _text_field)
 
 
 def read_records(
     path: Path, bad_lines: BadLines, columns: Sequence[str], convert: Callable[[Mapping[str, object]], Converted]
 ) -> Iterator[tuple[Converted, int]]:
-    """Yield what `convert` makes of each line or row of `path`, and the bytes of the file that were read for it.
+    """Yield the result of `convert` for each line or row of `path`, and the bytes read from the file for it.
 
-    Lines for which it raises ValueError are skipped, up to the limit of `bad_lines`. Of rows, `columns` are read, and
-    one of them must be there.
+    Lines for which it raises ValueError are skipped, up to the limit of `bad_lines`. Of rows, only `columns` are read,
+    and at least one of them must exist.
 
     Raises:
-        ValueError: one line or row too many is skipped, or the file has other content than its name says; it is named.
-        ModuleNotFoundError: a Python package that reads such files is not here.
+        ValueError: too many lines or rows are skipped, or the content does not match the file's name.
+        ModuleNotFoundError: the Python package that reads such files is missing.
         OSError: the file cannot be read.
     """
     if path.name.endswith((PARQUET, ARROW)):
@@ -88,7 +88,7 @@ def _decompressed(path: Path, raw: BinaryIO) -> BinaryIO:
 
 
 def _from_zstd(path: Path, raw: BinaryIO) -> BinaryIO:
-    """Return the content of a Zstandard file, by Python's own module from 3.14 on, else by the package of that name."""
+    """Return the content of a Zstandard file, read by Python's own module from 3.14 on, else by a package."""
     try:
         own: Any = importlib.import_module("compression.zstd")
     except ModuleNotFoundError:
@@ -98,9 +98,9 @@ def _from_zstd(path: Path, raw: BinaryIO) -> BinaryIO:
 
 
 class _ZstdFrames(io.RawIOBase):
-    """The content of all frames of `raw`, through the package; reading a file that is cut off raises EOFError.
+    """The content of all frames of `raw`, read by the package. Reading a truncated file raises EOFError.
 
-    The package's own reader takes a part of a file for the whole.
+    The package's own reader accepts part of a file as the whole.
     """
 
     def __init__(self, raw: BinaryIO, package: Any) -> None:
@@ -113,7 +113,7 @@ class _ZstdFrames(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with the content at hand, and return its number of bytes."""
+        """Fill `buffer` with available content, and return the number of bytes."""
         while not self._content:
             packed, self._packed = self._packed or self._raw.read(PACKED_BYTES), b""
             if not packed and self._frame is not None:
@@ -133,29 +133,29 @@ def _next_line(path: Path, lines: BinaryIO, number: int) -> bytes:
     try:
         line = lines.readline(MAX_LINE_BYTES)
     except EOFError:
-        raise ValueError(f"{path}, line {number}: the compressed file is cut off; copy it anew") from None
+        raise ValueError(f"{path}, line {number}: the compressed file is cut off; copy it again") from None
     except Exception as error:  # each module of Zstandard has its own
         if isinstance(error, zlib.error | gzip.BadGzipFile) or type(error).__name__ == "ZstdError":
-            raise ValueError(f"{path}, line {number}: it cannot be decompressed: {error}") from None
+            raise ValueError(f"{path}, line {number}: cannot be decompressed: {error}") from None
         raise
     if len(line) == MAX_LINE_BYTES:
-        raise ValueError(f"{path}, line {number} has {MAX_LINE_BYTES >> 20} MiB and does not end: it is no JSONL")
+        raise ValueError(f"{path}, line {number} has {MAX_LINE_BYTES >> 20} MiB without an end: the file is not JSONL")
     return line
 
 
 def _record(line: bytes) -> Mapping[str, object]:
-    """Return the fields of a line. Raise ValueError if it has none."""
+    """Return the fields of a line. Raises ValueError if it has none."""
     try:
         record = json.loads(line)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(record, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not a JSON object")
     return record
 
 
 def _text_field(record: Mapping[str, object]) -> bytes:
-    """Return the text of a line or row. Raise ValueError if it has none."""
+    """Return the text of a line or row. Raises ValueError if it has none."""
     if "text" not in record:
         hint = "; `holmes data` makes tokens of examples" if {"messages", "completion"} & record.keys() else ""
         raise ValueError(f'it has no field "text", only {sorted(record)}{hint}')
@@ -181,7 +181,7 @@ def _rows(
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[list[dict[str, object]], int]]:
-    """Yield rows with the present ones of `columns`, some at a time, and the bytes that they take in the file."""
+    """Yield rows with the existing ones of `columns`, some at a time, and their bytes in the file."""
     package: Any = _package(path, "pyarrow.parquet")
     try:
         file = package.ParquetFile(path)
@@ -194,7 +194,7 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[list[dic
 
 
 def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[list[dict[str, object]], int]]:
-    """Yield rows as `_parquet_rows` does, of a table that the `datasets` library saved: a stream of batches."""
+    """Yield rows as `_parquet_rows` does, from a table saved by the `datasets` library: a stream of batches."""
     package: Any = _package(path, "pyarrow")
     streams: Any = _package(path, "pyarrow.ipc")
     with package.memory_map(str(path)) as file:

@@ -1,6 +1,6 @@
-"""Files that hold neither text nor tokens, refused by their content. Free of torch.
+"""Refuse files whose content is neither text nor tokens. Free of torch.
 
-A name proves nothing. So the first bytes decide, and then blocks all over the file, which have to be UTF-8.
+A name proves nothing. The first bytes decide, and then blocks all over the file, which must be UTF-8.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 BLOCK_BYTES = 2**16
 BYTES_HINT = "convert it to UTF-8 (`iconv`), or set `bytes: true` in `data` to train on its bytes"
-MAX_BLOCKS = 64  # of a source: all of a file up to 4 MiB, 4 MiB of a larger one
-TO_LINES = "write its text to a .jsonl file, one JSON object a line with the field `text`"
+MAX_BLOCKS = 64  # per source: all of a file of up to 4 MiB, or 4 MiB of a larger one
+TO_LINES = "write its text to a .jsonl file, one JSON object per line with the field `text`"
 
-# The first bytes of formats, from the specification of each; a container format has the name of its usual content.
+# The first bytes of formats, from their specifications. A container format has the name of its usual content.
 MAGIC = (
     (b"PAR1", "Parquet"),
     (b"ARROW1", "Arrow"),
@@ -29,7 +29,7 @@ MAGIC = (
     (b"\x04\x22\x4d\x18", "LZ4"),
     (b"7z\xbc\xaf\x27\x1c", "7-Zip"),
     (b"\x93NUMPY", "a NumPy array"),
-    (b"PK\x03\x04", "a ZIP archive (.npz, .pt, .docx and .xlsx are such)"),
+    (b"PK\x03\x04", "a ZIP archive (such as .npz, .pt, .docx or .xlsx)"),
     (b"SQLite format 3\x00", "an SQLite database"),
     (b"\x89HDF\r\n\x1a\n", "HDF5"),
     (b"Obj\x01", "Avro"),
@@ -54,15 +54,15 @@ HINTS = {
     "Parquet": "name it .parquet, and `holmes data FILE.parquet -o TOKENS.bin` reads its column `text`",
     "UTF-16 text": "`iconv -f UTF-16 -t UTF-8` makes it UTF-8",
 }
-TABLES = {".csv": "a table (CSV)", ".tsv": "a table (TSV)", ".json": "JSON, whose keys and quotes are no text"}
+TABLES = {".csv": "a table (CSV)", ".tsv": "a table (TSV)", ".json": "JSON, whose keys and quotes are not text"}
 
 
 def is_regular_file(path: Path) -> bool:
-    """Return True if `path` is a file with content, False for a folder.
+    """Return True if `path` is a file with content, False if it is a folder.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        ValueError: it is a pipe, a socket or a device, which cannot be read at a given place.
+        FileNotFoundError: nothing exists there.
+        ValueError: it is a pipe, a socket or a device, which cannot be read at a given position.
     """
     try:
         mode = path.stat().st_mode
@@ -71,14 +71,14 @@ def is_regular_file(path: Path) -> bool:
     kinds = {stat.S_ISFIFO: "a pipe (FIFO)", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device"}
     kind = next((name for is_kind, name in {**kinds, stat.S_ISBLK: "a device"}.items() if is_kind(mode)), None)
     if kind is not None:
-        raise ValueError(f"{path} is {kind}, and samples are read by their place: write its content to a file")
+        raise ValueError(f"{path} is {kind}, but samples are read by position: write its content to a file")
     return stat.S_ISREG(mode)
 
 
 def check_text(path: Path, files_in_all: int = 1) -> None:
-    """Raise ValueError, naming the file and its format, unless `path` is UTF-8 text to be trained on as it is.
+    """Raise ValueError naming the file and its format unless `path` is UTF-8 text to train on as it is.
 
-    The more files there are, the less is read of each.
+    The more files there are, the less is read of each one.
 
     Raises:
         OSError: the file cannot be read.
@@ -93,7 +93,7 @@ def check_text(path: Path, files_in_all: int = 1) -> None:
 
 
 def check_format(path: Path) -> None:
-    """Raise ValueError, naming the file and its format, if it begins as a file of a known format other than text."""
+    """Raise ValueError naming the file and its format if it begins like a known format other than text."""
     with open(path, "rb") as file:
         kind, hint = _format(path, file.read(BLOCK_BYTES))
     if kind is not None:
@@ -101,7 +101,7 @@ def check_format(path: Path) -> None:
 
 
 def _format(path: Path, head: bytes) -> tuple[str | None, str]:
-    """Return the format, other than text, of a file that begins with `head`, and advice on what to do with it."""
+    """Return the format, other than text, of a file that begins with `head`, and advice about it."""
     kind = next((name for magic, name in MAGIC if head.startswith(magic)), None)
     if kind is None and head[257:262] == b"ustar":
         kind = "a tar archive"
@@ -109,7 +109,7 @@ def _format(path: Path, head: bytes) -> tuple[str | None, str]:
         kind = "a file of weights (safetensors)"
     kind = kind or TABLES.get(path.suffix.lower())
     if kind is None and path.suffix != ".jsonl" and _is_json_line(head):
-        return "JSON lines by its first line", "name it .jsonl, of which the field `text` is read"
+        return "JSON lines by its first line", "name it .jsonl; then its field `text` is read"
     return kind, HINTS.get(kind or "", TO_LINES)
 
 
@@ -130,7 +130,7 @@ def _check_block(path: Path, offset: int, block: bytes, is_last: bool) -> None:
     if zero >= 0:
         raise ValueError(f"{path} is not text: byte {offset + zero} is NUL; {BYTES_HINT}")
     begin = 0
-    while offset and begin < min(3, len(block)) and block[begin] & 0xC0 == 0x80:  # the end of a character cut in two
+    while offset and begin < min(3, len(block)) and block[begin] & 0xC0 == 0x80:  # the rest of a cut character
         begin += 1
     try:
         codecs.getincrementaldecoder("utf-8")().decode(block[begin:], final=is_last)

@@ -1,4 +1,4 @@
-"""The run configuration as it is on one host, where `~` in a path is the home folder of the user there."""
+"""The run configuration on one host, where `~` in a path is the user's home folder on that host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holmes_runtime.config.run_config import RunConfig
 
 
 def read_run_config(text: str) -> RunConfig:
-    """Return the configuration in `text` with this host's home folder in its paths. Raise ValueError as `from_json`."""
+    """Return the configuration in `text`, with this host's home folder in paths. Raises ValueError as `from_json`."""
     config = RunConfig.from_json(text)
     data, checkpoint, lora = config.data, config.checkpoint, config.lora
     path = (

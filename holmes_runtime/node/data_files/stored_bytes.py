@@ -1,6 +1,6 @@
 """The bytes of a file, or of memory, read piece by piece. Free of torch.
 
-Files are read and not mapped: if a mapped file is cut during a run, the process dies without a message.
+Files are read, not mapped: if a mapped file is truncated during a run, the process dies without a message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLOCKS = 4096
 
 
 class StoredBytes(Protocol):
-    """`size` bytes, read by place."""
+    """`size` bytes, read by position."""
 
     @property
     def size(self) -> int: ...
@@ -30,7 +30,7 @@ class StoredBytes(Protocol):
 
 
 class FileBytes:
-    """The bytes of a file at its present size. Raises OSError, naming it, if it cannot be opened."""
+    """The bytes of a file at its current size. Raises OSError naming it if it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,10 +39,10 @@ class FileBytes:
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, start: int, stop: int) -> bytearray:
-        """Return bytes [start, stop). Raise OSError, naming file and place, if they cannot be read or are not there."""
+        """Return bytes [start, stop). Raises OSError naming file and position if they cannot be read or are missing."""
         found, buffer = 0, bytearray(stop - start)
         try:
-            while found < len(buffer):  # one call reads 2 GiB at most
+            while found < len(buffer):  # one call reads at most 2 GiB
                 count = os.preadv(self._descriptor, [memoryview(buffer)[found:]], start + found)
                 if count == 0:
                     break
@@ -51,8 +51,8 @@ class FileBytes:
             raise OSError(f"{self.path} cannot be read from byte {start} on: {error.strerror}") from None
         if found < len(buffer):
             raise OSError(
-                f"{self.path} was cut: {len(buffer)} bytes expected from byte {start} on, {found} found; it had "
-                f"{self.size} bytes when it was opened: put it back as it was and resume the run"
+                f"{self.path} was truncated: {len(buffer)} bytes expected from byte {start} on, {found} found; it had "
+                f"{self.size} bytes when it was opened: restore the file and resume the run"
             )
         return buffer
 

@@ -1,8 +1,8 @@
 """The highest logits of a teacher for the tokens of a token file: TOKENS.teacher, in the folder of TOKENS.bin.
 
 Free of torch. Little endian: the header, then a row for each target of each whole sequence of the token file, in order.
-A row is the `top` likeliest tokens (uint16, or int32 where the teacher's vocabulary is larger), then the logarithm of
-the probability of each (float16). The `digest` is of the token file: see `digest_of`.
+A row has the `top` likeliest tokens (uint16, or int32 if the teacher's vocabulary is larger), and then the logarithm of
+each one's probability (float16). The `digest` is that of the token file: see `digest_of`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ SUFFIX = ".teacher"
 MAGIC = b"HOLMESTE"
 HEADER = struct.Struct("<8sqqqqq32s")  # magic, version, sequences, seq_length, top, vocab_size, digest
 VERSION = 1
-SMALL_VOCABULARY = 2**16  # whose tokens are uint16
+SMALL_VOCABULARY = 2**16  # its tokens are uint16
 LOG_PROBABILITY_BYTES = 2
 MAX_TOP = 1024
-PADDING = 1024  # entries by which a published vocabulary may exceed another of the same tokens
+PADDING = 1024  # entries by which a published vocabulary may exceed another with the same tokens
 
 
 @dataclass(frozen=True)
 class TeacherFile:
-    """The description of a teacher's file by its header."""
+    """The description of a teacher's file, from its header."""
 
     path: Path
     num_sequences: int
@@ -47,7 +47,7 @@ class TeacherFile:
 
     @property
     def tokens_bytes(self) -> int:
-        """The bytes of the tokens of one target, which its row begins with."""
+        """The bytes of the tokens of one target, with which its row begins."""
         return self.top * TYPE_BYTES[self.token_type]
 
     @property
@@ -61,7 +61,7 @@ class TeacherFile:
         return HEADER.size + self.num_sequences * self.seq_length * self.row_bytes
 
     def header(self) -> bytes:
-        """Return the bytes that the file begins with."""
+        """Return the bytes with which the file begins."""
         numbers = self.num_sequences, self.seq_length, self.top, self.vocab_size
         return HEADER.pack(MAGIC, VERSION, *numbers, self.digest)
 
@@ -72,10 +72,10 @@ def teacher_path(tokens: Path) -> Path:
 
 
 def read_teacher(tokens: Path) -> TeacherFile:
-    """Return the description of the teacher's file of token file `tokens`.
+    """Return the description of the teacher's file of the token file `tokens`.
 
     Raises:
-        ValueError: there is none, or it is not whole.
+        ValueError: there is none, or it is incomplete.
         OSError: it cannot be read.
     """
     path = teacher_path(tokens)
@@ -89,19 +89,19 @@ def read_teacher(tokens: Path) -> TeacherFile:
     if version != VERSION or min(num_sequences, length, top) < 1 or not top <= min(teacher_vocab, MAX_TOP):
         raise ValueError(
             f"{path}: version {version} with {num_sequences} sequences of {length} tokens and the highest {top} of "
-            f"{teacher_vocab} logits; known is version {VERSION}, with 1 to {MAX_TOP}"
+            f"{teacher_vocab} logits; only version {VERSION} is known, with 1 to {MAX_TOP}"
         )
     teacher = TeacherFile(path, num_sequences, length, top, teacher_vocab, digest)
     if found_bytes != teacher.size_bytes:
         raise ValueError(
-            f"{path} has {found_bytes} bytes, its header says {teacher.size_bytes}; remove it, and {_again(tokens)}"
+            f"{path} has {found_bytes} bytes, but its header says {teacher.size_bytes}; remove it, and {_again(tokens)}"
         )
     return teacher
 
 
 def check_teacher(tokens: TokenFile, seq_length: int | None, vocab_size: int | None) -> None:
-    """Raise ValueError unless the teacher's file of `tokens` fits them, and a model of this length and vocabulary, if
-    known. Raises as `read_teacher` does, too.
+    """Raise ValueError unless the teacher's file of `tokens` matches them, and a model of this length and vocabulary,
+    if known. Raises as `read_teacher` does.
     """
     teacher, again = read_teacher(tokens.path), _again(tokens.path)
     if seq_length not in (None, teacher.seq_length):
@@ -111,13 +111,12 @@ def check_teacher(tokens: TokenFile, seq_length: int | None, vocab_size: int | N
         )
     if teacher.num_sequences != (tokens.num_tokens - 1) // teacher.seq_length:
         raise ValueError(
-            f"{teacher.path} has logits for {teacher.num_sequences} sequences of {teacher.seq_length} tokens, and "
+            f"{teacher.path} has logits for {teacher.num_sequences} sequences of {teacher.seq_length} tokens, but "
             f"{tokens.path} has {tokens.num_tokens} tokens: remove it, and {again}"
         )
     if teacher.digest.hex() != digest_of([FileBytes(tokens.path)]):
         raise ValueError(
-            f"{teacher.path} has the logits of a teacher for other tokens than {tokens.path} has now: remove it, and "
-            f"{again}"
+            f"{teacher.path} has a teacher's logits for other tokens than {tokens.path} has now: remove it, and {again}"
         )
     if vocab_size is not None and teacher.vocab_size > vocab_size + PADDING:
         raise ValueError(
@@ -131,7 +130,7 @@ def _again(tokens: Path) -> str:
 
 
 class TeacherRows:
-    """The rows of a teacher's file, read from disk as they are needed."""
+    """The rows of a teacher's file, read from disk when needed."""
 
     def __init__(self, teacher: TeacherFile) -> None:
         self.file, self.stored = teacher, FileBytes(teacher.path)

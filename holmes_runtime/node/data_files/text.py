@@ -1,8 +1,8 @@
-"""The way from text to tokens: raw text, JSONL and Parquet, as bytes or through a `tokenizers` file. Free of torch.
+"""From text to tokens: raw text, JSONL and Parquet, as bytes or through a `tokenizers` file. Free of torch.
 
-Raw text is one document a file, its bytes unchanged. A line of a .jsonl file, which .gz or .zst may follow, is one
-document, its field "text"; so is a row of a .parquet file, its column "text". With a tokenizer, and for these also
-without, a document ends with a token of its own.
+Raw text is one document per file, its bytes unchanged. A line of a .jsonl file, also .jsonl.gz or .jsonl.zst, is one
+document: its field "text". A row of a .parquet file is one too: its column "text". A document ends with a token of its
+own if there is a tokenizer, and in .jsonl and .parquet files in any case.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from holmes_runtime.node.data_files.documents import has_documents, read_documen
 from holmes_runtime.node.data_files.file_kind import is_regular_file
 
 PIECE_BYTES = 2**16  # raw text is tokenized in pieces of about this size, cut at the end of a line
-MAX_TOKENIZER_BYTES = 2**28  # the largest have some tens of MB
-BATCH_BYTES = 2**22  # pieces are given to a tokenizer together, for it to work on several cores
-END_OF_DOCUMENT_BYTE = 0  # no text has it
+MAX_TOKENIZER_BYTES = 2**28  # the largest have tens of MB
+BATCH_BYTES = 2**22  # pieces are tokenized together, so that several cores work
+END_OF_DOCUMENT_BYTE = 0  # occurs in no text
 _BESIDE_TOKENS = re.compile(r"\.(idx|teacher)$|^\..*\.(bin|idx|teacher)\.\d+$")  # or a file under way
 
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Some bytes of a document; `source_bytes` of the file were read for it."""
+    """Some bytes of a document. `source_bytes` of the file were read for it."""
 
     text: bytes
     ends_document: bool
@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """The tokenizer whose tokens are bytes."""
+    """A tokenizer whose tokens are bytes."""
 
     vocab_size = BYTE_VALUES
     begin_of_document: int | None = None
@@ -70,12 +70,12 @@ class ByteTokenizer:
         return list(pieces)
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text of these bytes; bytes that are not UTF-8 stand as U+FFFD."""
+        """Return the text of these bytes. Bytes that are not UTF-8 become U+FFFD."""
         return bytes(tokens).decode("utf-8", errors="replace")
 
 
 class FileTokenizer:
-    """A JSON file of the `tokenizers` library. Raises ModuleNotFoundError if that is not installed."""
+    """A JSON file of the `tokenizers` library. Raises ModuleNotFoundError if the library is not installed."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -102,11 +102,11 @@ class FileTokenizer:
 
 
 def source_files(path: Path, pattern: str) -> list[Path]:
-    """Return the file `path`, or the files of folder `path` that match `pattern`, by name.
+    """Return the file `path`, or the files of the folder `path` that match `pattern`, sorted by name.
 
     Files that belong to a token file, such as its index, are left out.
 
-    Raises FileNotFoundError if there is none, ValueError for a pipe or a device.
+    Raises FileNotFoundError if there is none, and ValueError for a pipe or device.
     """
     if is_regular_file(path):
         return [path]
@@ -117,9 +117,9 @@ def source_files(path: Path, pattern: str) -> list[Path]:
 
 
 def open_tokenizer(path: Path, tokenizer: str | None) -> Tokenizer:
-    """Return the tokenizer for the text of file `path`: the `tokenizers` file named, or bytes.
+    """Return the tokenizer for the text of the file `path`: the given `tokenizers` file, or bytes.
 
-    Raises ModuleNotFoundError if `tokenizers` is not installed, ValueError if `tokenizer` is no such file.
+    Raises ModuleNotFoundError if `tokenizers` is not installed, and ValueError if `tokenizer` is not such a file.
     """
     if tokenizer is not None:
         return FileTokenizer(tokenizer)
@@ -129,10 +129,10 @@ def open_tokenizer(path: Path, tokenizer: str | None) -> Tokenizer:
 def tokenized(
     path: Path, tokenizer: Tokenizer, bad_lines: BadLines
 ) -> Iterator[tuple[TextPiece, tuple[Iterable[int], ...]]]:
-    """Yield the pieces of file `path` with their tokens and the tokens at the borders of documents.
+    """Yield the pieces of the file `path` with their tokens and the tokens at the borders of documents.
 
     Raises:
-        ValueError: the file is not text; names it and the place.
+        ValueError: the file is not text; the message names it and the position.
     """
     begin, end = (() if each is None else (each,) for each in (tokenizer.begin_of_document, tokenizer.end_of_document))
     begins_document = True
@@ -147,11 +147,11 @@ def tokenized(
 
 
 def _pieces(path: Path, bad_lines: BadLines) -> Iterator[TextPiece]:
-    """Yield the text of file `path`, piece by piece.
+    """Yield the text of the file `path`, piece by piece.
 
     Raises:
-        ValueError: one line too many of a file of documents has none.
-        ModuleNotFoundError: it takes a Python package to read, which is not here.
+        ValueError: too many lines of a file of documents have no document.
+        ModuleNotFoundError: the Python package needed to read it is missing.
     """
     if not has_documents(path):
         yield from _raw_text(path)

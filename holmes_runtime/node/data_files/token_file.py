@@ -2,9 +2,9 @@
 
 Free of torch. The index, little endian: magic, uint64 version 1, uint8 code of the token type, uint64 number of
 sequences n, uint64 number of document marks m, int32[n] tokens of each sequence, int64[n] first byte of each in the
-.bin, int64[m] marks: document i is the sequences [mark i, mark i + 1). An index that Holmes wrote goes on, where others
-stop reading, with the largest of all tokens: LARGEST_MAGIC, int64. Of packed examples there follows the length of their
-sequences: PACKED_MAGIC, int64. A token of theirs that is only read, not predicted, stands as its bitwise complement.
+.bin, int64[m] marks: document i is the sequences [mark i, mark i + 1). After that, where other readers stop, an index
+written by Holmes has the largest of all tokens: LARGEST_MAGIC, int64. For packed examples the length of their sequences
+follows: PACKED_MAGIC, int64. Their tokens that are only read, not predicted, are stored as bitwise complements.
 Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 """
 
@@ -25,19 +25,19 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<QBQQ")  # version, code of the token type, sequences, document marks
 LARGEST_MAGIC = b"HOLMESMX"
 PACKED_MAGIC = b"HOLMESPK"
-NOTE = struct.Struct("<8sq")  # one of these two, and its number
-TYPE_CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
+NOTE = struct.Struct("<8sq")  # one of these two magics, and its number
+TYPE_CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are not integers
 TYPE_BYTES = {"uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint16": 2}
 ARRAY_TYPES = {"uint8": "B", "uint16": "H", "int32": "i"}  # the types written, with their codes in Python's `array`
 UINT16_VOCABULARY = 65500  # Megatron-LM's own limit for tokens of two bytes
-LONGEST_SEQUENCE = 2**31 - 1  # its length is an int32
+LONGEST_SEQUENCE = 2**31 - 1  # the length is an int32
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """The description of a token file by its index; `largest_token` is None if the index lacks it.
+    """The description of a token file from its index. `largest_token` is None if the index lacks it.
 
-    `packed_length` is the tokens of a sequence of packed examples; None where the file has none.
+    `packed_length` is the number of tokens in a sequence of packed examples; None if the file has none.
     """
 
     path: Path
@@ -50,30 +50,30 @@ class TokenFile:
 
     @property
     def first_pointer(self) -> int:
-        """The first byte in the index of the sequences' pointers."""
+        """The position in the index of the sequences' pointers."""
         return len(MAGIC) + HEADER.size + 4 * self.num_sequences
 
     @property
     def first_mark(self) -> int:
-        """The first byte in the index of the documents' marks."""
+        """The position in the index of the documents' marks."""
         return self.first_pointer + 8 * self.num_sequences
 
 
 class DocumentStarts(Sequence[int]):
-    """The first token of each document of a token file, ascending: looked up in its index, which stays on disk."""
+    """The first token of each document of a token file, ascending, looked up in its index, which stays on disk."""
 
     def __init__(self, tokens: TokenFile) -> None:
         self._tokens, self.index_file = tokens, FileBytes(index_path(tokens.path))
 
     def __len__(self) -> int:
-        return max(0, self._tokens.num_marks - 1)  # the last mark is where the last document ends
+        return max(0, self._tokens.num_marks - 1)  # the last mark is the end of the last document
 
     @overload
     def __getitem__(self, document: int) -> int: ...
     @overload
     def __getitem__(self, document: slice) -> Sequence[int]: ...
     def __getitem__(self, document: int | slice) -> int | Sequence[int]:
-        """Return the first token of a document. Raise ValueError naming the index for a mark that no sequence has."""
+        """Return the first token of a document. Raises ValueError naming the index for a mark without a sequence."""
         if isinstance(document, slice):
             return [self[each] for each in range(*document.indices(len(self)))]
         if not 0 <= document < len(self):
@@ -98,7 +98,7 @@ class DocumentStarts(Sequence[int]):
 
 
 def token_type_of(vocab_size: int) -> str:
-    """Return the smallest type that holds the tokens of a vocabulary."""
+    """Return the smallest type that can hold the tokens of a vocabulary."""
     if vocab_size <= 2**8:
         return "uint8"
     return "uint16" if vocab_size < UINT16_VOCABULARY else "int32"
@@ -110,7 +110,7 @@ def index_path(path: Path) -> Path:
 
 
 def read_index(path: Path) -> TokenFile:
-    """Return the description of token file `path`. Raise ValueError or OSError naming the file if it is not whole."""
+    """Return the description of the token file `path`. Raises ValueError or OSError naming it if it is incomplete."""
     index = index_path(path)
     if not index.is_file():
         raise ValueError(f"{path} has no index: {index} is missing")
@@ -126,7 +126,7 @@ def read_index(path: Path) -> TokenFile:
             raise ValueError(f"{index} ends early: {sequences} sequences and {marks} marks take {least_bytes} bytes")
         num_tokens = 0
         if sequences:
-            # The last sequence ends where the tokens end, so that a long index need not be read.
+            # The last sequence ends where the tokens end, so a long index need not be read.
             file.seek(len(head) + 4 * (sequences - 1))
             (last_length,) = struct.unpack("<i", file.read(4))
             file.seek(len(head) + 4 * sequences + 8 * (sequences - 1))
@@ -136,14 +136,14 @@ def read_index(path: Path) -> TokenFile:
         largest, packed_length = _note(file, LARGEST_MAGIC), _note(file, PACKED_MAGIC)
     expected_bytes, found_bytes = num_tokens * TYPE_BYTES[TYPE_CODES[code]], path.stat().st_size
     if found_bytes != expected_bytes:
-        raise ValueError(f"{path} has {found_bytes} bytes, its index {index} says {expected_bytes}")
+        raise ValueError(f"{path} has {found_bytes} bytes, but its index {index} says {expected_bytes}")
     if packed_length is not None and (packed_length < 1 or num_tokens % packed_length != 1 % packed_length):
         raise ValueError(f"{index}: {num_tokens} tokens are not packed in sequences of {packed_length}")
     return TokenFile(path, TYPE_CODES[code], num_tokens, sequences, marks, largest, packed_length)
 
 
 def _note(file: BinaryIO, magic: bytes) -> int | None:
-    """Return the number of the next note of an index; None if it is another one, or there is none."""
+    """Return the number of the next note of an index; None if the next note is another one or missing."""
     start = file.tell()
     rest = file.read(NOTE.size)
     if len(rest) == NOTE.size and rest.startswith(magic):
@@ -154,9 +154,9 @@ def _note(file: BinaryIO, magic: bytes) -> int | None:
 
 
 class TokenFileWriter:
-    """Writes OUT.bin and OUT.idx; they appear, whole, when the `with` block ends without an error.
+    """Writes OUT.bin and OUT.idx, which appear complete when the `with` block ends without an error.
 
-    Until then the tokens are in a temporary file in the same folder, which an error or an interruption removes.
+    Until then the tokens are in a temporary file in the same folder, which an error or interruption removes.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class TokenFileWriter:
         longest_sequence: int = LONGEST_SEQUENCE,
         packed_length: int | None = None,
     ) -> None:
-        """`packed_length` is the tokens of a sequence of packed examples, whose type is int32."""
+        """`packed_length` is the number of tokens in a sequence of packed examples, whose type is int32."""
         self._path, self._packed_length = path, packed_length
         self._longest_sequence = longest_sequence
         self._token_type = token_type
         self._temporary = [target.with_name(f".{target.name}.{os.getpid()}") for target in (path, index_path(path))]
         self._lengths, self._marks = array("i"), array("q", [0])
         self._open_length = 0
-        self.num_tokens, self.largest_token = 0, -1  # -1 is without any token
+        self.num_tokens, self.largest_token = 0, -1  # -1: no token yet
 
     @property
     def num_documents(self) -> int:
@@ -181,7 +181,7 @@ class TokenFileWriter:
         return len(self._marks) - 1
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Append tokens to the current document. Raise OverflowError for one that the type cannot hold."""
+        """Append tokens to the current document. Raises OverflowError for one that the type cannot hold."""
         data = array(ARRAY_TYPES[self._token_type], tokens)
         self._file.write(data.tobytes())
         self.largest_token = max(self.largest_token, max(data, default=-1), ~min(data, default=0))
@@ -189,7 +189,7 @@ class TokenFileWriter:
         self._open_length += len(data)
 
     def end_document(self) -> None:
-        """End the current document; one without tokens leaves no trace."""
+        """End the current document. A document without tokens leaves no trace."""
         if self._open_length == 0:
             return
         while self._open_length > 0:
@@ -216,7 +216,7 @@ class TokenFileWriter:
         finally:
             for path in self._temporary:
                 path.unlink(missing_ok=True)
-            self._file.close()  # which may fail again, as a full disk takes nothing from its buffer
+            self._file.close()  # may fail again, as a full disk takes nothing from the buffer
 
     def _write_index(self, file: BinaryIO) -> None:
         code = next(code for code, name in TYPE_CODES.items() if name == self._token_type)

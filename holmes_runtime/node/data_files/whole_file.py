@@ -1,4 +1,4 @@
-"""Files that appear when they are whole, or not at all. Free of torch."""
+"""Files that appear complete or not at all. Free of torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write, which takes its name `path` when the `with` block ends without an error.
+    """Open a file for writing that gets its name `path` when the `with` block ends without an error.
 
-    Until then it is a temporary file in the same folder, which an error or an interruption removes.
+    Until then it is a temporary file in the same folder, which an error or interruption removes.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -26,11 +26,11 @@ MODULES: Mapping[Family, Mapping[Matrix, str]] = {
         "down": "mlp.down_proj",
     },
 }
-"""By family and matrix, the published module in its layer that has the adapter."""
+"""By family and matrix, the published module within its layer that has the adapter."""
 
 
 def adapter_sizes(shape: ModelShape, lora: Lora) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield name and shape of each parameter of all adapters, layer by layer."""
+    """Yield the name and shape of each parameter of all adapters, layer by layer."""
     for layer in range(shape.num_layers):
         for matrix in lora.targets:
             inputs, outputs = matrix_size(shape, matrix)
@@ -39,7 +39,7 @@ def adapter_sizes(shape: ModelShape, lora: Lora) -> Iterator[tuple[str, tuple[in
 
 
 def adapter_rows(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:
-    """Return the rows of peft's tensor that make up the adapter's parameter `name` of `num_rows` rows, in order.
+    """Return, in order, the rows of peft's tensor that make up the adapter's parameter `name` of `num_rows` rows.
 
     Raises:
         ValueError: the family has no such adapter.
@@ -49,7 +49,7 @@ def adapter_rows(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...
     layer, _, matrix = layer_and_matrix.removesuffix("_lora").partition(".")
     module = next((module for each, module in MODULES[shape.family].items() if matrix.endswith(f".{each}")), None)
     if module is None or leaf not in LEAVES or not layer.isdecimal():
-        raise ValueError(f"{name!r} is no adapter of a {shape.family}")
+        raise ValueError(f"{name!r} is not an adapter of a {shape.family}")
     tensor = f"{PREFIX}{BLOCKS[shape.family]}.{layer}.{module}.{LEAVES[leaf]}"
     if matrix.endswith(".qkv") and leaf == "b":
         of_matrix = rows_of(shape, f"blocks.{layer}.attention.qkv.weight", num_rows)
@@ -58,6 +58,6 @@ def adapter_rows(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...
 
 
 def adapted_weight(tensor: str) -> str:
-    """Return the published weight that peft's `tensor` of an adapter belongs to."""
+    """Return the published weight to which peft's adapter `tensor` belongs."""
     module, _, _ = tensor.removeprefix(PREFIX).rpartition(".lora_")
     return f"{module}.weight"

@@ -1,7 +1,7 @@
 """config.json of a published model, read into a shape and written from one. Free of torch.
 
-Models that the bundled decoder computes exactly are accepted; any other is refused by the key that differs. The keys
-are the ones of the transformers library's configurations, versions 4 and 5.
+Models that the bundled decoder computes exactly are accepted. Any other is refused with the key that differs. The keys
+are those used by the transformers library's configurations, versions 4 and 5.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 from holmes_runtime.config.run_settings import Precision
 
 CONFIG_FILE = "config.json"
-MAX_CONFIG_BYTES = 2**20  # published models have a few thousand
+MAX_CONFIG_BYTES = 2**20  # published ones have a few thousand
 MAX_SIZE = 2**31 - 1  # limit of any size: far more than a model has, and small enough to multiply
 # The library's defaults for missing keys.
 LIBRARYS_WINDOW, QWEN3_HEAD_DIM = 4096, 128
-ROPE_THETA, NORM_EPS = {"mixtral": 1e6}, {"mixtral": 1e-5}  # of others 1e4 and 1e-6
+ROPE_THETA, NORM_EPS = {"mixtral": 1e6}, {"mixtral": 1e-5}  # for others 1e4 and 1e-6
 ARCHITECTURES = {
     **{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
     **{"qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"},
     **{"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"},
 }
 TANH_GELUS = ("gelu_new", "gelu_pytorch_tanh")  # one formula under two names
-LIBRARYS_FULL_LAYERS = 28  # the library's default for max_window_layers of a Qwen with a window
+LIBRARYS_FULL_LAYERS = 28  # the library's default of max_window_layers for a Qwen with a window
 DTYPE_NAMES: dict[Precision, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 Config = Mapping[str, Any]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of `folder`. Raise ValueError, naming the file, if it is none."""
+    """Return config.json of `folder`. Raises ValueError naming the file if it is not valid."""
     try:
         return read_json_object(folder / CONFIG_FILE, MAX_CONFIG_BYTES)
     except FileNotFoundError as error:
@@ -41,9 +41,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_shape(folder: Path, seq_length: int | None = None) -> ModelShape:
-    """Return the shape of the model in `folder`, for `seq_length` or the longest sequence it attends over in full.
+    """Return the shape of the model in `folder`, for `seq_length` or the longest sequence with full attention.
 
-    Raises ValueError, naming the file and the key, for a model that this runtime does not compute as published.
+    Raises ValueError naming the file and the key for a model that this runtime does not compute as published.
     """
     config = read_config(folder)
     try:
@@ -54,26 +54,26 @@ def read_shape(folder: Path, seq_length: int | None = None) -> ModelShape:
 
 
 def _refuse_other_computation(config: Config) -> None:
-    """Raise ValueError for a model of an unknown type, with quantized weights, or with code of its own."""
+    """Raise ValueError for a model of an unknown type, with quantized weights, or with its own code."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"model_type {shown(kind)} is not one of {', '.join(ARCHITECTURES)}")
     if config.get("quantization_config") is not None:
-        raise ValueError("quantization_config is set: its weights are quantized; take the model it was made from")
+        raise ValueError("quantization_config is set: its weights are quantized; use the model it was made from")
     own_code = config.get("auto_map")
     if isinstance(own_code, dict) and any("Model" in name for name in own_code):
-        raise ValueError(f"auto_map is {shown(own_code)}: code of its own computes the model, and is not run")
+        raise ValueError(f"auto_map is {shown(own_code)}: the model needs its own code, which is not run")
 
 
 def _rotary(config: Config, seq_length: int | None) -> ModelShape:
     kind = config["model_type"]
     _refuse_unless(config, "hidden_act", "silu")
     _refuse_unless(config, "mlp_bias", False)
-    if kind != "qwen2":  # a qwen2's queries, keys and values have biases whatever this says
+    if kind != "qwen2":  # the queries, keys and values of a qwen2 have biases in any case
         _refuse_unless(config, "attention_bias", False)
     window = _window(config)
     if seq_length is not None and window is not None and window < seq_length:
-        raise ValueError(f"sliding_window {window} is shorter than the job's seq_length {seq_length}, and not computed")
+        raise ValueError(f"sliding_window {window} is below the job's seq_length {seq_length} and not supported")
     longest = _whole(config, "max_position_embeddings", 2048)
     heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
     head_dim = _whole(config, "head_dim", QWEN3_HEAD_DIM if kind == "qwen3" else hidden // heads)
@@ -103,11 +103,11 @@ def _rotary(config: Config, seq_length: int | None) -> ModelShape:
 
 
 def _experts(config: Config) -> dict[str, Any]:
-    """Return the keys of experts of a llama's shape; none without experts."""
+    """Return the keys of experts in a llama's shape; none without experts."""
     kind = config["model_type"]
     if kind not in ("mixtral", "qwen3_moe"):
         return {}
-    # Version 5 of the library writes a Qwen's number of experts under Mixtral's name.
+    # Version 5 of the library writes the number of experts of a Qwen under Mixtral's name.
     number = "num_experts" if kind == "qwen3_moe" and "num_experts" in config else "num_local_experts"
     for key, plain in (("router_jitter_noise", 0.0), ("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         _refuse_unless(config, key, plain)
@@ -164,7 +164,7 @@ def _scaling(rope: Config) -> RopeScaling | None:
 
 
 def _window(config: Config) -> int | None:
-    """Return the number of tokens that attention looks back, None if all; a Qwen's only if a layer uses the window."""
+    """Return how many tokens attention looks back, None for all. A Qwen's counts only if a layer uses the window."""
     kind, layers = config["model_type"], _whole(config, "num_hidden_layers")
     given = config.get("sliding_window", None if kind == "mixtral" else LIBRARYS_WINDOW)
     is_used = kind in ("mistral", "mixtral") or (kind == "qwen3_moe" and bool(config.get("use_sliding_window", False)))
@@ -179,7 +179,7 @@ def _refuse_unless(config: Config, key: str, plain: object) -> None:
     """Raise ValueError unless `key` is `plain` or missing."""
     value = config.get(key)
     if value is not None and value != plain:
-        raise ValueError(f"{key} is {shown(value)}, and this runtime computes {plain!r} alone")
+        raise ValueError(f"{key} is {shown(value)}, but this runtime computes only {plain!r}")
 
 
 def _whole(config: Config, key: str, default: int | None = None) -> int:
@@ -203,8 +203,8 @@ def published_config(
 ) -> dict[str, object]:
     """Return config.json of a model of `shape` with weights of `value_type`.
 
-    `begin` and `end` are the tokens at the borders of documents. None is written, too: the library's defaults are
-    tokens of Llama 2. Raises ValueError where no published architecture is that model.
+    `begin` and `end` are the tokens at the borders of documents. None is written as well, because the library's
+    defaults are tokens of Llama 2. Raises ValueError if no published architecture is that model.
     """
     common = {
         "bos_token_id": begin,
@@ -258,8 +258,8 @@ def _experts_config(shape: ModelShape) -> dict[str, object]:
 def carried_config(config: Config, shape: ModelShape, value_type: Precision, num_positions: int) -> dict[str, object]:
     """Return config.json of a model of `shape` that was trained from the published one of `config`, of equal shape.
 
-    Only keys that training changed are changed: the type of the weights, the architecture with a head, and the reach of
-    positions, if it grew; of a GPT-2 it is `num_positions`.
+    Only keys that training changed are changed: the type of the weights, the architecture with a head, and the number
+    of positions, if it grew; for a GPT-2 that is `num_positions`.
     """
     kept = dict(config)
     kept["architectures"] = [ARCHITECTURES[config["model_type"]]]
@@ -280,7 +280,7 @@ def _scaling_config(scaling: RopeScaling) -> dict[str, object]:
 
 def _gpt_config(shape: ModelShape) -> dict[str, object]:
     if shape.query_size != shape.hidden_size:
-        raise ValueError(f"no published gpt has heads of another size than hidden_size / num_heads ({shape.head_size})")
+        raise ValueError(f"every published gpt has heads of size hidden_size / num_heads (not {shape.head_size})")
     return {
         "architectures": [ARCHITECTURES["gpt2"]],
         "model_type": "gpt2",

@@ -1,4 +1,4 @@
-"""The check that a folder holds the adapters of a job, as the peft library writes them. Free of torch.
+"""Check that a folder holds the adapters of a job, as the peft library writes them. Free of torch.
 
 Source of the settings: LoraConfig of peft 0.21.2.
 """
@@ -18,9 +18,9 @@ from holmes_runtime.node.published_files.safetensors_header import TYPE_BYTES, S
 SETTINGS_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
 MAX_SETTINGS_BYTES = 2**20
-PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the frozen weights, too
+PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # others also change the frozen weights
 # Settings that do not change what the tensors compute, or whose change shows in the tensors' names. All others must be
-# off: known ones, such as `use_dora`, and ones still to come.
+# off: known ones, such as `use_dora`, and future ones.
 HARMLESS = {
     *("peft_type", "r", "lora_alpha", "bias", "init_lora_weights", "target_modules", "fan_in_fan_out", "lora_dropout"),
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
@@ -30,10 +30,10 @@ HARMLESS = {
 
 
 def check_adapters(folder: Path, shape: ModelShape, lora: Lora) -> Mapping[str, StoredTensor]:
-    """Return the tensors by name in `folder`, which must be the adapters `lora` of a model of `shape`, and no others.
+    """Return the tensors by name in `folder`, which must be exactly the adapters `lora` of a model of `shape`.
 
     Raises:
-        ValueError: they are others, or computed otherwise, or incomplete; names file, key and value.
+        ValueError: they are not, or are computed differently, or are incomplete; it names file, key and value.
         OSError: a file cannot be read.
     """
     file = folder / SETTINGS_FILE
@@ -48,7 +48,7 @@ def check_adapters(folder: Path, shape: ModelShape, lora: Lora) -> Mapping[str, 
         if settings[key]:
             raise ValueError(f"{file}: {key:.60} is {shown(settings[key])}, which is not trained here")
     if settings.get("init_lora_weights") not in PLAIN_STARTS:
-        raise ValueError(f"{file}: init_lora_weights is {shown(settings['init_lora_weights'])}: other frozen weights")
+        raise ValueError(f"{file}: init_lora_weights is {shown(settings['init_lora_weights'])}: frozen weights change")
     return _check_tensors(folder / TENSORS_FILE, shape, lora)
 
 
@@ -66,5 +66,5 @@ def _check_tensors(file: Path, shape: ModelShape, lora: Lora) -> Mapping[str, St
         needed.add(tensor)
     others = stored.keys() - needed
     if others:
-        raise ValueError(f"{file} has {min(others):.120}, of no matrix of trainable.lora.targets")
+        raise ValueError(f"{file} has {min(others):.120}, which belongs to no matrix of trainable.lora.targets")
     return stored

@@ -1,6 +1,6 @@
-"""The one comparison of a job's model with the published one it starts from, also before any rank starts.
+"""The comparison of a job's model with the published one that it starts from. Free of torch.
 
-`holmes plan` makes it if the folder is there, every node before its ranks start, and each rank. Free of torch.
+`holmes plan` makes it if the folder exists; every node makes it before its ranks start, and so does each rank.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from holmes_runtime.node.published_files.safetensors_header import INDEX_FILE, S
 
 
 class PickledWeights(ValueError):
-    """A folder's weights are a pickle, which is not read: it may run any code."""
+    """A folder's weights are a pickle, which is not read because it may run any code."""
 
 
 def wrong_weights(run_config: str) -> tuple[str, ...]:
     """Return why the run of this configuration cannot begin with the published files on this host, if it would.
 
-    A missing folder is left to another check, of all files that job.yaml names.
+    A missing folder is left to another check, which covers all files that job.yaml names.
     """
     config = read_run_config(run_config)
     weights = Path(config.weights) if config.weights is not None and config.reads_weights else None
@@ -46,7 +46,7 @@ def check_published(folder: Path, shape: ModelShape) -> Mapping[str, StoredTenso
     """Return the tensors by name of the model in `folder`, which must have this `shape`.
 
     Raises:
-        ValueError: it is another model, or computed otherwise, or incomplete; names file, key and value.
+        ValueError: it is another model, computed differently, or incomplete; it names file, key and value.
         OSError: a file cannot be read.
     """
     check_config(folder, shape)
@@ -54,9 +54,9 @@ def check_published(folder: Path, shape: ModelShape) -> Mapping[str, StoredTenso
 
 
 def check_config(folder: Path, shape: ModelShape) -> None:
-    """Raise ValueError unless config.json in `folder` is of a model of `shape`, computed as this runtime does."""
+    """Raise ValueError unless config.json in `folder` is for a model of `shape`, computed as this runtime does."""
     published, ours = asdict(read_shape(folder, shape.seq_length)), asdict(shape.in_full)
-    if shape.experts is not None:  # no layer is without experts, and a Mixtral's file has no other width
+    if shape.experts is not None:  # every layer has experts, and a Mixtral's file has no other width
         ours.pop("ffn_hidden_size")
     wrong = [f"{key} {published[key]}, not {value}" for key, value in ours.items() if published[key] != value]
     if wrong:
@@ -71,12 +71,12 @@ def read_tensors(folder: Path, shape: ModelShape) -> Mapping[str, StoredTensor]:
     Raises:
         PickledWeights: the weights are only in a pickle.
         FileNotFoundError: the folder has no weights.
-        ValueError: a tensor is missing or of another model.
+        ValueError: a tensor is missing or belongs to another model.
     """
     if not any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         pickled = next(folder.glob("pytorch_model*.bin*"), None)
         if pickled is not None:
-            raise PickledWeights(f"{folder} has its weights in {pickled.name} alone, a pickle, which is not read")
+            raise PickledWeights(f"{folder} has its weights only in {pickled.name}, a pickle, which is not read")
         raise FileNotFoundError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
     stored = read_headers(folder)
     check_tensors(folder, stored, shape)

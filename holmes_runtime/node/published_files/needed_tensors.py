@@ -1,4 +1,4 @@
-"""The tensors that a published model of a shape has, and the check that a folder holds them. Free of torch."""
+"""The tensors that a published model of a shape has, and the check that a folder has them. Free of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_tensors(folder: Path, stored: Mapping[str, StoredTensor], shape: Model
         if name not in stored:
             raise ValueError(f"{folder} has no tensor {name}")
         found = stored[name]
-        # Positions beyond the sequences of a run are left out.
+        # Positions beyond the run's sequences are left out.
         is_longer = name == POSITIONS and found.shape[1:] == size[1:] and found.shape[:1] > size[:1]
         if found.shape != size and not is_longer:
             raise ValueError(
@@ -32,7 +32,7 @@ def check_tensors(folder: Path, stored: Mapping[str, StoredTensor], shape: Model
 
 
 def needed_tensors(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
-    """Yield name and shape of each tensor, layer by layer: a huge number of layers takes no memory."""
+    """Yield the name and shape of each tensor, layer by layer: even a huge number of layers takes no memory."""
     is_gpt, h, table = shape.family == "gpt", shape.hidden_size, (shape.vocab_size, shape.hidden_size)
     yield "transformer.wte.weight" if is_gpt else "model.embed_tokens.weight", table
     if is_gpt:
@@ -49,7 +49,7 @@ def needed_tensors(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
 def _gpt_layer(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:
     h, q, k, f = shape.hidden_size, shape.query_size, shape.kv_size, shape.ffn_size
     matrices = {"attn.c_attn": (h, q + 2 * k), "attn.c_proj": (q, h), "mlp.c_fc": (h, f), "mlp.c_proj": (f, h)}
-    for name, size in matrices.items():  # transposed: a row for each input
+    for name, size in matrices.items():  # transposed: one row per input
         yield from [(f"{name}.weight", size), (f"{name}.bias", size[1:])]
     for name in ("ln_1", "ln_2"):
         yield from _norm(name, h)

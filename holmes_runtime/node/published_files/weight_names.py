@@ -1,8 +1,8 @@
 """The tensors of a published model that hold each weight of the bundled decoder. Free of torch.
 
-A weight is rows of such tensors, one block after the other: `qkv` goes by key-value head, and takes its rows from the
-queries', the keys' and the values' tensors in turn. GPT-2 keeps its matrices transposed. Each expert has tensors of its
-own: a row of a weight of all experts is a whole tensor.
+A weight consists of rows of such tensors, one block after another. `qkv` is ordered by key-value head and takes its
+rows in turn from the tensors of queries, keys and values. GPT-2 stores its matrices transposed. Each expert has its own
+tensors: a row of a weight of all experts is a whole tensor.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ BLOCKS = {"gpt": "transformer.h", "llama": "model.layers"}
 
 
 class Rows(NamedTuple):
-    """Rows [first, first + num_rows) of the published tensor `name`, after its transposition if it is transposed.
+    """Rows [first, first + num_rows) of the published tensor `name`, after transposition if it is transposed.
 
-    If it `is_stacked` the whole tensor is one row of the weight.
+    If it `is_stacked`, the whole tensor is one row of the weight.
     """
 
     name: str
@@ -56,19 +56,19 @@ class Rows(NamedTuple):
 
 
 def router_name(shape: ModelShape) -> str:
-    """Return the published name, in its layer, of the router: Qwen 3's with `qk_norm`, else Mixtral's."""
+    """Return the published name of the router within its layer: Qwen 3's with `qk_norm`, else Mixtral's."""
     return "mlp.gate.weight" if shape.qk_norm else "block_sparse_moe.gate.weight"
 
 
 def expert_name(shape: ModelShape, expert: int, matrix: str) -> str:
-    """Return the published name, in its layer, of an expert's `matrix`: gate, up or down."""
+    """Return the published name of an expert's `matrix` (gate, up or down) within its layer."""
     if shape.qk_norm:
         return f"mlp.experts.{expert}.{matrix}_proj.weight"
     return f"block_sparse_moe.experts.{expert}.{ {'gate': 'w1', 'up': 'w3', 'down': 'w2'}[matrix] }.weight"
 
 
 def rows_of(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:
-    """Return the published rows that make up the weight `name` of `num_rows` rows, in order."""
+    """Return, in order, the published rows that make up the weight `name` of `num_rows` rows."""
     owner, _, leaf = name.rpartition(".")
     prefix = ""
     if owner.startswith("blocks."):
@@ -97,5 +97,5 @@ def rows_of(shape: ModelShape, name: str, num_rows: int) -> tuple[Rows, ...]:
 
 
 def is_transposed(name: str) -> bool:
-    """Return True if the published tensor `name` has a row for each input."""
+    """Return True if the published tensor `name` has one row per input."""
     return name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
