@@ -21,7 +21,7 @@ from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_s
 from holmes_cli.screen.terminal import out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import Modes
-from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile
+from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile, TunnelHub
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
 from planner.advice.across_rails import rails_sentence
@@ -94,6 +94,7 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         *((ONE_ROUND,) if plan.rounds == 1 else ()),
         *_longer_round_sentence(plan.modes),
         *unmeasured_wire_sentence(plan.islands, inventory, time.time()),
+        *_hub_sentence(plan.tunnel_hub),
         *spread_sentence(plan.islands, inventory),
         *(sentence for island in plan.islands for sentence in unknown_host_sentences(island, inventory)),
         "A token may teach islands less than hosts that train as one: compare losses before a long run.",
@@ -101,6 +102,14 @@ def islands_headline(plan: IslandsPlan, inventory: Inventory) -> tuple[str, ...]
         *_rate_sentence(plan),
         *_overrides_sentence(plan.job_source),
     )
+
+
+def _hub_sentence(hub: TunnelHub | None) -> tuple[str, ...]:
+    """Return a sentence on the clusters that send through the tunnel's hub, if there is one."""
+    if hub is None:
+        return ()
+    pairs = ", ".join(" - ".join(pair) for pair in hub.relayed)
+    return (f"{hub.node.host} relays the tunnel between {pairs}; others reach it at {hub.address}, UDP port 51820.",)
 
 
 def _longer_round_sentence(modes: Modes | None) -> tuple[str, ...]:

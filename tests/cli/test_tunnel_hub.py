@@ -76,6 +76,7 @@ def plan(site: Site, inventory: Path) -> Path:
     plan, job = site.folder / "plan.json", site.write_job("job", {**JOB, "steps": 100_000})
     done = holmes(site, "plan", str(job), "-i", str(inventory), "-o", str(plan))
     assert done.returncode == 0, done.stderr
+    assert f"{HUB} relays the tunnel between a - b" in done.stdout
     return plan
 
 
