@@ -1,6 +1,6 @@
 """The best settings of edges by measurement: codecs and depth, as the planner chooses them. Free of torch.
 
-A pure function: all ranks call it with the same numbers and come to the same answer.
+A pure function: all ranks call it with the same numbers and get the same answer.
 """
 
 from __future__ import annotations

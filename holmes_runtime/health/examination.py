@@ -41,7 +41,7 @@ class Examination:
         """Take a step, before which the run paused for `paused_s`. Return True if it is a reason to examine.
 
         `laps_s` are the seconds of its "forward" and "backward", and of waiting for its batch. A step after a pause
-        does not count, as it is not like others.
+        does not count, because its time is not typical.
         """
         count = self._plan.microbatches[self._me.dp_rank]
         self._forward_s.append(laps_s.get("forward", 0.0) / count)

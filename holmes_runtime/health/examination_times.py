@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-FIRST_STEPS = 10  # early enough to act on, late enough for caches and connections to be warm
+FIRST_STEPS = 10  # early enough to act on, but late enough for caches and connections to be warm
 EVERY_STEPS = 200
 SOON_STEPS = 20  # after a change or a reason, and then twice as long each time: what was slow may recover
 

@@ -46,7 +46,7 @@ class Measured:
         return self.forward_s[rank] + self.backward_s[rank]
 
     def with_edges(self, edges: Mapping[str, EdgeTime]) -> Measured:
-        """Return the same measurements with other times for those edges."""
+        """Return the same measurements with new times for those edges."""
         return replace(self, edges={**self.edges, **edges})
 
 

@@ -57,7 +57,7 @@ class PositionReport:
             self.write_to(file)
 
     def write_to(self, file: Path) -> None:
-        """Append the position to `file`, with the bytes that were moved in the next second."""
+        """Append the position to `file`, with the bytes moved in the following second."""
         position, before = self.position(), read_socket_bytes()
         time.sleep(MOVED_WITHIN_S)
         moved_bytes = bytes_between(before, read_socket_bytes())

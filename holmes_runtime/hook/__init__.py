@@ -1,1 +1,1 @@
-"""The hook in a trainer's own processes: each process group that torch makes gets the network its members share."""
+"""The hook in a trainer's own processes. It gives each process group of torch the network that its members share."""

@@ -65,7 +65,7 @@ def _refuse_overrides(environ: Mapping[str, str]) -> None:
 
 
 def _refuse_torchcomms(c10d: Any) -> None:
-    """Refuse the switch where a script has turned it since its import of torch. Raises RuntimeError."""
+    """Refuse the switch if a script has turned it on since it imported torch. Raises RuntimeError."""
     is_on = getattr(c10d, "_use_torchcomms_enabled", None)
     if is_on is not None and is_on():
         raise RuntimeError(
@@ -131,7 +131,7 @@ class _GroupHook:
         return own
 
     def name_by_ranks(self, ranks: Sequence[int]) -> str:
-        """Return a new name for a group that its members alone make.
+        """Return a new name for a group that only its members make.
 
         torch's counts all groups that a rank is in, so members in different numbers of groups would never meet.
         """

@@ -1,4 +1,4 @@
-"""The process groups of a trainer's rank, recorded for the node agent, and the rank's answer to where it is.
+"""The process groups of a trainer's rank, recorded for the node agent, and the rank's report of its position.
 
 A thread also compares the transports in NCCL's log with those that the groups were assigned.
 """
@@ -83,12 +83,12 @@ class GroupReport:
         )
 
     def say_unbound(self, backends: Sequence[str]) -> None:
-        """Report that groups of these backends take whatever network they choose."""
+        """Report that groups of these backends choose their own network."""
         sentence = f"groups of backend {', '.join(backends)} are bound to no network: only Gloo's and NCCL's can be"
         self._warn(sentence)
 
     def _warn(self, sentence: str) -> None:
-        """Write the sentence down once, however often it holds."""
+        """Write the sentence down only once."""
         if sentence not in self._warned:
             self._warned.add(sentence)
             self._write(NOTICES_FILE, RankNotice(self._rank, "warning", sentence, None))

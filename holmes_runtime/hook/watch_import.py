@@ -38,7 +38,7 @@ class _Watcher(MetaPathFinder):
 
 
 class _HookingLoader(Loader):
-    """Loads the module by its own loader, and then hooks it."""
+    """Loads the module with its own loader, and then hooks it."""
 
     def __init__(self, own: Any) -> None:
         self._own = own
@@ -47,7 +47,7 @@ class _HookingLoader(Loader):
         return getattr(self._own, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return what the own loader makes."""
+        """Return the module that its own loader makes."""
         made: ModuleType | None = self._own.create_module(spec)
         return made
 

@@ -1,1 +1,1 @@
-"""Islands: runs apart that exchange, now and then, how their parameters have changed."""
+"""Islands: separate runs that exchange the changes of their parameters from time to time."""

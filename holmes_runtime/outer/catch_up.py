@@ -1,7 +1,7 @@
 """Catch-up of a joining island's rank: it receives the state while the others train, and replays their outer steps.
 
-Messages of outer syncs during the transfer are kept. Once all of the state is there, the same outer steps are taken on
-it, and the rank has the state of those who took part.
+The rank keeps the messages of outer syncs during the transfer. Once it has the whole state, it takes the same outer
+steps on it, and ends with the state of the members.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CatchUp:
         self._is_given_up.set()
 
     def listen(self, roster: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> ReplayedSync:
-        """Receive on these lanes, each with its cells of the fragment, the messages of an outer sync's members.
+        """Receive the messages of an outer sync's members on these lanes, each with its cells of the fragment.
 
         Raises FrameAltered if the first member's tags show that its message was altered.
         """

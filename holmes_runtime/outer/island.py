@@ -66,7 +66,7 @@ class Island:
     def begin(self, steps: int) -> int:
         """Join the other islands with the weights after `steps` steps; return the steps to go on from.
 
-        They are more where the others had gone on meanwhile: weights are theirs then.
+        If the others are ahead, the result is larger than `steps` and the weights become theirs.
 
         Raises:
             RuntimeError: it was called before; `steps` are no steps of the training, or fewer than the loaded outer
@@ -114,7 +114,7 @@ class Island:
                 lines.write(to_json(RankOuterSync(self._rank, outer)) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's part of the outer state, to be kept with the weights and the steps; empty without islands.
+        """Return this rank's part of the outer state, to save with the weights and the steps; empty without islands.
 
         Waits for an outer sync under way.
         """

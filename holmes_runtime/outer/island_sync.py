@@ -126,7 +126,7 @@ class IslandSync:
                 joining.give_up()
 
     def _join(self, roster: Roster, decided_s: float, me: Arrival) -> CatchUp:
-        """Start to receive the state after an outer sync that this island is not in. Raises NotGivenError."""
+        """Start to receive the state after an outer sync in which this island takes no part. Raises NotGivenError."""
         if trouble := self._rendezvous.hear(roster):
             raise NotGivenError(trouble)
         return CatchUp(self._maker, roster, decided_s, me, self._state, self._sync, self._fragments)

@@ -42,7 +42,7 @@ class IslandWeights(Protocol):
         """Set parameters `names`, and their copies on other ranks, to `values` of owned parts, or add these to them."""
 
     def publish(self) -> None:
-        """Show what has changed to the forward of the next step."""
+        """Make the changes visible to the forward of the next step."""
 
 
 class BundledWeights:

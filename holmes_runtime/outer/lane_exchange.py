@@ -105,7 +105,7 @@ class PendingTransfers(NamedTuple):
 
 
 def post(messages: Iterable[LaneMessage], streams: int) -> PendingTransfers:
-    """Start to send and to receive all parcels at once."""
+    """Start to send and receive all parcels at once."""
     posted = PendingTransfers([], list(messages))
     for (_, group), sends, gets in posted.messages:
         for position, target in gets.items():

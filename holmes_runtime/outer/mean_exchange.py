@@ -1,8 +1,8 @@
 """The exchange of pseudo-gradients in an outer sync: from each to everyone, or reduced in chunks.
 
-In chunks, each member gets the others' values of the chunk that is its own, and takes the mean in the islands' order.
-Its own values are in it as they are, without a codec's rounding. It packs the mean and sends it to everyone. All unpack
-the same bytes, the sender too.
+In chunks, each member receives the others' values of its own chunk, and takes the mean in the islands' order.
+Its own values enter the mean without a codec's rounding. It packs the mean and sends it to everyone. All unpack the
+same bytes, including the sender.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class MeanExchange(NamedTuple):
         ]
 
     def _values(self, mine: Tensor, message: LaneMessage) -> list[Tensor]:
-        """Return by member the values of equal shape that came, among them `mine`."""
+        """Return by member the received values of equal shape, including `mine`."""
         return [
             mine if each == self.position else arrived(message.gets[each], self.codec, len(mine))
             for each in self.roster.member_positions
@@ -149,7 +149,7 @@ class MeanExchange(NamedTuple):
         return [self._gathered(*of_lane) for of_lane in zip(own, changes, to_reduce, reduced, strict=True)]
 
     def _outgoing(self, change: LaneChange, chunks: dict[int, slice]) -> dict[int, OutgoingGradient]:
-        """Return the chunks to be reduced by each peer, packed."""
+        """Return the packed chunks that each peer reduces."""
         return {peer: outgoing(*change.within(chunks[peer]), self.codec) for peer in self._peers}
 
     def _reduced(self, mine: LaneChange, message: LaneMessage) -> OutgoingGradient:

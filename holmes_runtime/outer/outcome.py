@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
         )
 
     def said(self, waited_s: float) -> AppliedOuterSync:
-        """Return it as the metrics of a step that waited `waited_s` for it."""
+        """Return the outcome as metrics of a step that waited `waited_s` for it."""
         return AppliedOuterSync(
             self.exchange,
             self.has_joined,

@@ -1,4 +1,4 @@
-"""The weights that training starts from, read from a published model's folder; each rank reads its own pieces alone."""
+"""The weights that training starts from, read from a published model's folder; each rank reads only its own pieces."""
 
 from __future__ import annotations
 
