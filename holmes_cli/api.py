@@ -257,7 +257,7 @@ def launch_islands(
     from launcher.nodes.interrupts import signals_call
     from launcher.prepare.user_variables import read_user_variables
 
-    _refuse_settings(settings, [node for island in plan.islands for node in island.nodes])
+    _refuse_settings(settings, [node for nodes in plan.tunnel_nodes for node in nodes])
     _refuse_missing_commands(plan.job)
     variables = read_user_variables(plan.job, os.environ, job_folder)
     run = LaunchIslands(new_folder(runs), plan, settings, variables, view, exports_folder(os.environ))

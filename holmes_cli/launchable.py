@@ -15,7 +15,7 @@ from holmes_core.records.record import FileRecord
 from holmes_core.records.record_file import SignedRecord, read_any, read_signed
 from launcher.prepare.code_folder import content_digest
 from launcher.prepare.prepare import refuse_prediction
-from launcher.prepare.trusted_parts import brought_by_inventory, brought_by_plan
+from launcher.prepare.trusted_parts import brought_by_inventory, brought_by_islands, brought_by_plan
 from launcher.prepare.user_variables import brought_code
 
 AnyPlan = Plan | IslandsPlan
@@ -58,8 +58,7 @@ def _foreign(
     named = inventory is not None and inventory.record.source_digest() == source.digest
     by_inventory = brought_by_inventory(inventory.record) if inventory is not None else ()
     if not is_own:
-        of_islands = plan.islands if isinstance(plan, IslandsPlan) else (plan,)
-        by_plan = (each for island in of_islands for each in brought_by_plan(island))
+        by_plan = brought_by_islands(plan) if isinstance(plan, IslandsPlan) else brought_by_plan(plan)
         brings = (*by_plan, *(by_inventory if named else ()))
         files.append(ForeignFile(path, _digest(path, plan), tuple(dict.fromkeys(brings))))
     if inventory is not None and not named and not inventory.is_own:

@@ -28,9 +28,6 @@ def measured_networks(inventory: Inventory) -> set[Clusters]:
     """Return the networks whose rate is measured or stated, relayed pairs if both ways to the hub are."""
     known = {frozenset(link.clusters) for link in inventory.links}
     known |= {frozenset(trunk.clusters) for trunk in inventory.trunks if len(trunk.clusters) > 1}
-    hub = inventory.security.tunnel_hub
-    at_hub = [cluster.name for cluster in inventory.clusters if hub in cluster.hosts]
-    ways = {
-        pair: [frozenset({name, *at_hub}) for name in pair if name not in at_hub] for pair in relayed_pairs(inventory)
-    }
-    return known | {pair for pair, both in ways.items() if known.issuperset(both)}
+    at_hub = {cluster.name for cluster in inventory.clusters if inventory.security.tunnel_hub in cluster.hosts}
+    relayed = relayed_pairs(inventory) if at_hub else ()
+    return known | {pair for pair in relayed if all(at_hub | {name} in known for name in pair - at_hub)}

@@ -41,3 +41,9 @@ def only_clusters(inventory: Inventory, names: Collection[str]) -> IslandInvento
             "nvlink_domains": tuple(each for each in inventory.nvlink_domains if kept.issuperset(each.hosts)),
         }
     )
+
+
+def training_clusters(inventory: Inventory) -> list[str]:
+    """Return the clusters but those whose hosts are to train nothing, as a tunnel's hub with `gpus: []`."""
+    idle = {host.name for host in inventory.hosts if host.gpus_stated == ()}
+    return [cluster.name for cluster in inventory.clusters if not idle.issuperset(cluster.hosts)]

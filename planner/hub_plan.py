@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
-from planner.cluster_subset import only_clusters
+from planner.cluster_subset import only_clusters, training_clusters
+
+Planned = TypeVar("Planned")
 
 
-def fastest_alone(inventory: Inventory, make: Callable[[Inventory, float], Plan], time_limit_s: float) -> Plan:
-    """Return the fastest of the plans that `make` gives for each cluster alone, in equal parts of the limit.
+def fastest_alone(
+    inventory: Inventory,
+    make: Callable[[Inventory, float], Planned],
+    step_s: Callable[[Planned], float],
+    time_limit_s: float,
+) -> Planned:
+    """Return what `make` gives for the cluster whose step is shortest, each alone and in an equal part of the limit.
 
-    Raises HolmesError where no cluster has one: why the first has none.
+    Raises HolmesError where no cluster has a plan: why the first has none.
     """
-    plans, faults = list[Plan](), list[HolmesError]()
-    for cluster in inventory.clusters:
+    found, faults = list[Planned](), list[HolmesError]()
+    names = training_clusters(inventory) or [cluster.name for cluster in inventory.clusters]
+    for name in names:
         try:
-            plans.append(make(only_clusters(inventory, {cluster.name}), time_limit_s / len(inventory.clusters)))
+            found.append(make(only_clusters(inventory, {name}), time_limit_s / len(names)))
         except HolmesError as error:
             faults.append(error)
-    if not plans:
+    if not found:
         raise faults[0]
-    return min(plans, key=lambda plan: plan.prediction.step_s)
+    return min(found, key=step_s)
+
+
+def plan_alone(
+    make: Callable[[Inventory, float, Path | None], Plan], inventory: Inventory, time_limit_s: float, lp: Path | None
+) -> Plan:
+    """Return the fastest of the plans in one cluster, made again where `lp` is to get its integer program."""
+    best = fastest_alone(
+        inventory, lambda one, part_s: make(one, part_s, None), lambda plan: plan.prediction.step_s, time_limit_s
+    )
+    alone = only_clusters(inventory, {rank.cluster for rank in best.ranks})
+    return best if lp is None else make(alone, time_limit_s, lp)

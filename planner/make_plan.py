@@ -22,7 +22,7 @@ from holmes_core.records.plan import (
 )
 from planner.background import BackgroundCall
 from planner.cost.fill import fill_of
-from planner.hub_plan import fastest_alone
+from planner.hub_plan import fastest_alone, plan_alone
 from planner.layout.environment import make_nodes
 from planner.layout.in_flight import room_in_flight
 from planner.layout.layout import stages_of
@@ -57,8 +57,7 @@ SIMULATING = 0.1  # of a time limit, including each single cluster
 USUAL_S = 0.5  # beyond the limit, at least, for the usual order of a fleet whose plan is made very quickly
 GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
 
-Sources = tuple[SourceFile, SourceFile]
-"""The files of the inventory and the job."""
+Sources = tuple[SourceFile, SourceFile]  # the inventory and the job
 Search = Callable[[Job, float], "_Searched"]
 """The search for the placements of a job, within so many seconds."""
 
@@ -83,9 +82,11 @@ def make_plan(
     """
     sources = inventory_source, job_source
     if relayed_pairs(inventory):
-        return fastest_alone(
-            inventory, lambda one, part_s: make_plan(one, job, *sources, order, progress, part_s, lp), time_limit_s
-        )
+
+        def make(alone: Inventory, part_s: float, file: Path | None) -> Plan:
+            return make_plan(alone, job, *sources, order, progress, part_s, file)
+
+        return plan_alone(make, inventory, time_limit_s, lp)
     jobs, search_one = with_free_degrees(inventory, job), partial(_search, inventory, progress)
     if jobs == [job]:
         plan = _plan_searched(search_one(job, time_limit_s), sources, order, lp)
@@ -212,11 +213,17 @@ def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[P
 def _few_contenders(
     inventory: Inventory, job: Job, time_limit_s: float, within_s: float = inf
 ) -> tuple[Problem, list[Contender]]:
+    if relayed_pairs(inventory):
+        return fastest_alone(inventory, lambda one, s: _few_contenders(one, job, s, within_s), _first_s, time_limit_s)
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
     result = search(problem, SEARCHING * left.seconds)
     return problem, contenders_of(problem, result, left, STARTS_OF_A_CHANGE, within_s)
+
+
+def _first_s(found: tuple[Problem, list[Contender]]) -> float:
+    return found[1][0].mode.step_s if found[1] else inf
 
 
 def _writing_s(problem: Problem, time_limit_s: float) -> float:

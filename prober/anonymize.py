@@ -11,6 +11,7 @@ from typing import Any
 
 from holmes_core.hosts.hosts_file import StatedTrunk
 from holmes_core.records.access import Access
+from holmes_core.records.link import Security
 from prober.asking.anonymous_text import AnonymousText
 from prober.asking.answers import read_hosts
 from prober.asking.command_words import command_words
@@ -47,7 +48,7 @@ def anonymize(folder: Path, to: Path) -> None:
         write_recording(to, name, recording.outputs, recording.notes)
     pins = {recording.notes.cluster for recording in recorded.values()}
     write_stated_trunks(to, [_trunk(anonymous, each, pins) for each in trunks])
-    write_security(to, security)
+    write_security(to, _security(anonymous, security))
 
 
 def anonymous_hosts(recorded: Mapping[str, HostRecording], anonymous: AnonymousText) -> dict[str, HostRecording]:
@@ -153,6 +154,16 @@ def _notes(anonymous: AnonymousText, notes: HostNotes) -> HostNotes:
 def _texts(anonymous: AnonymousText, values: Mapping[str, Any]) -> dict[str, Any]:
     changed = {key: anonymous.text(value) for key, value in values.items() if key in ("evidence", "remedy")}
     return {**values, **changed, "hosts": tuple(anonymous.name(name, "host") for name in values["hosts"])}
+
+
+def _security(anonymous: AnonymousText, security: Security) -> Security:
+    """Return the settings with the hub under its other name and address."""
+    hub, address = security.tunnel_hub, security.tunnel_hub_address
+    update = {
+        "tunnel_hub": hub and anonymous.name(hub, "host"),
+        "tunnel_hub_address": address and anonymous.text(address),
+    }
+    return security.model_copy(update=update)
 
 
 def _trunk(anonymous: AnonymousText, trunk: StatedTrunk, pins: set[str | None]) -> StatedTrunk:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.hosts_file import HostsFile
 from holmes_core.records.access import TransportName
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import Node, Plan
 
 
 def checked_via(via: str) -> TransportName:
@@ -29,9 +29,15 @@ def hosts_reached_by(hosts: HostsFile, via: str | None) -> HostsFile:
 
 
 def reached_by(plan: Plan, via: str | None) -> Plan:
-    """Return the plan with that transport to every node. Slurm knows the nodes by the hosts' names."""
+    """Return the plan with that transport to every node."""
     if via is None:
         return plan
+    return plan.model_copy(update={"nodes": tuple(node_reached_by(node, via) for node in plan.nodes)})
+
+
+def node_reached_by(node: Node, via: str | None) -> Node:
+    """Return the node with that transport. Slurm knows it by its host's name."""
+    if via is None:
+        return node
     access = {"transport": checked_via(via), "address": None}
-    nodes = (node.model_copy(update={"access": node.access.model_copy(update=access)}) for node in plan.nodes)
-    return plan.model_copy(update={"nodes": tuple(nodes)})
+    return node.model_copy(update={"access": node.access.model_copy(update=access)})

@@ -10,6 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from holmes_core.records.access import Access, OneLine
 from holmes_core.records.islands import Modes, Round
 from holmes_core.records.job import Job
+from holmes_core.records.link import IPv4
 from holmes_core.records.record import FileRecord, Record
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.rank_grid import Axis, DataParallel, NetName
@@ -69,7 +70,7 @@ class TunnelHub(Record):
     """
 
     node: Node
-    address: str
+    address: IPv4
     relayed: tuple[tuple[str, str], ...]
 
     def lies_between(self, one: Node, other: Node) -> bool:
@@ -373,6 +374,17 @@ class IslandsPlan(FileRecord):
         """Return the cluster whose own data an island reads, None where it reads the job's."""
         cluster = self.islands[island].ranks[0].cluster
         return cluster if self.job.islands is not None and cluster in self.job.islands.data else None
+
+    @model_validator(mode="after")
+    def _hub_relays_between_islands(self) -> IslandsPlan:
+        hub, nodes = self.tunnel_hub, [node for plan in self.islands for node in plan.nodes]
+        if hub is None:
+            return self
+        if unknown := {name for pair in hub.relayed for name in pair} - {node.cluster for node in nodes}:
+            raise ValueError(f"the tunnel's hub relays for {sorted(unknown)}, which are on no island")
+        if hub.node not in nodes and (hub.node.num_ranks or hub.node.node_rank or not hub.node.tunnel_endpoint):
+            raise ValueError(f"the node of {hub.node.host}, the tunnel's hub, is not that of its island, or has ranks")
+        return self
 
     @model_validator(mode="after")
     def _islands_are_apart(self) -> IslandsPlan:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock, Thread
 
+from holmes_core.errors import HolmesError
 from holmes_core.records.islands import island_name
 from holmes_core.records.plan import TUNNEL_NETDEV, IslandsPlan, Node, TunnelHub
 from holmes_runtime.config.messages import Destination, Meet, Met, Ready, Refused, SocketAddress
@@ -30,6 +31,7 @@ from launcher.supervise.attempt_state import STALLED_S
 from launcher.supervise.silence import SilenceDetector
 
 HUB_RETRY_S = 5.0
+POLL_S = 0.1
 LOST_S = SILENCE_LIMIT_S + STALLED_S  # a host that is down is noticed before, by the agent of its ranks
 
 
@@ -108,11 +110,15 @@ class RunTunnel:
         """
         if not self._plan.encrypts:
             return []
-        with self._lock:
+        while not self._lock.acquire(timeout=POLL_S):  # the hub may be coming back
+            interrupts.heed()
+        try:
             faults = []
             if self._hub is not None and not self._starts[self._hub]:
                 faults = self._enter(self._hub, interrupts)
             return faults or self._enter(island, interrupts)
+        finally:
+            self._lock.release()
 
     def _enter(self, number: int, interrupts: Interrupts) -> list[Fault]:
         if number in self._ends:
@@ -123,6 +129,7 @@ class RunTunnel:
         bundles = tunnel_bundles(self._plan, number, self._run_id, self._starts[number])
         self._starts[number] += 1
         ends = self._ends[number] = _new(bundles, interrupts)
+        ends.lost = (0, "is not there")  # until all of them are
         faults = [*open_all(ends.nodes, _unseen), *self._take_ends(number)]
         if not faults:
             self._introduce_to_others(number)
@@ -163,13 +170,20 @@ class RunTunnel:
     def _bring_back(self, hub: int) -> None:
         """Try until the hub has a new end that all others know, or the run ends."""
         with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                with self._lock:
-                    if not self._enter(hub, self._for_hub):
-                        self._notices.append(f"tunnel hub {self._ends[hub].nodes.host(0)} relays again")
-                        self._return_of_hub = None
-                        return
+            while not self._is_back(hub):
                 self._for_hub.pause(HUB_RETRY_S)
+
+    def _is_back(self, hub: int) -> bool:
+        """Try once."""
+        with self._lock:
+            try:
+                if self._enter(hub, self._for_hub):
+                    return False
+            except (HolmesError, OSError):  # such as too many open files here
+                return False
+            self._notices.append(f"tunnel hub {self._ends[hub].nodes.host(0)} relays again")
+            self._return_of_hub = None
+            return True
 
     def leave(self) -> None:
         """Drop all connections; the agents hold their ends until `take_over` comes soon."""
@@ -182,7 +196,12 @@ class RunTunnel:
         for number, each in enumerate(groups if self._plan.encrypts else ()):
             self._ends[number] = _new(tunnel_bundles(self._plan, number, self._run_id), each)
             self._starts[number] = 1
-            follow(self._ends[number].nodes, {})
+            try:
+                follow(self._ends[number].nodes, {})
+            except HolmesError as error:
+                if number != self._hub:
+                    raise
+                self._ends[number].lost = (0, f"is lost: {error.what}")  # and is brought back
             for fault in self._take_ends(number):
                 self._ends[number].lost = (0, fault.evidence)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import Plan
+from holmes_core.records.plan import IslandsPlan, Node, Plan
 from holmes_runtime.config.trainable import first_adapters
 
 ALL_RANKS = "all ranks"
@@ -27,13 +27,23 @@ class TrustedPart:
 
 def brought_by_plan(plan: Plan) -> tuple[TrustedPart, ...]:
     """Return everything that a launch would run, read or set because the plan asks for it."""
+    return (*_brought_by_nodes(plan.nodes), *_brought_by_job(plan.job))
+
+
+def brought_by_islands(plan: IslandsPlan) -> tuple[TrustedPart, ...]:
+    """Return the same for a plan of islands, with the hub of their tunnel."""
+    hub = [node for nodes in plan.tunnel_nodes[len(plan.islands) :] for node in nodes]
+    return (*(each for island in plan.islands for each in brought_by_plan(island)), *_brought_by_nodes(hub))
+
+
+def _brought_by_nodes(nodes: Sequence[Node]) -> tuple[TrustedPart, ...]:
     found = _PartsByKind()
-    for node in plan.nodes:
+    for node in nodes:
         found.add_access(node.host, node.access)
-    for node in plan.nodes:
+    for node in nodes:
         for variable in node.environment:
             found.add("variable", f"{variable.name}={variable.value}", node.host)
-    return (*found.all(), *_brought_by_job(plan.job))
+    return found.all()
 
 
 def brought_by_inventory(inventory: Inventory) -> tuple[TrustedPart, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from holmes_core.measured_networks import relayed_pairs
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_names
@@ -20,7 +21,7 @@ def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
     slots = {
         host.name: len(slots_of(host.for_job(), plan.job))
         for host in inventory.hosts
-        if host.name not in silent and host.name not in refused
+        if host.name not in silent and host.name not in refused and host.gpus_stated != ()
     }
     return (
         *_sentence(silent, "did not answer the probe; see its findings"),
@@ -33,7 +34,21 @@ def left_out_sentences(plan: Plan, inventory: Inventory) -> tuple[str, ...]:
             )
         ),
         *_sentence([name for name, count in slots.items() if not count], "no GPU was found"),
+        *_behind_hub(plan, inventory, slots),
         *_unused(plan, slots),
+    )
+
+
+def _behind_hub(plan: Plan, inventory: Inventory, slots: dict[str, int]) -> tuple[str, ...]:
+    """Return a sentence about the hosts of other clusters that only the tunnel's hub joins; take these from `slots`."""
+    used = {rank.cluster for rank in plan.ranks}
+    joined = {name for pair in relayed_pairs(inventory) for name in pair}
+    others = [
+        host for each in inventory.clusters if each.name in joined - used for host in each.hosts if slots.pop(host, 0)
+    ]
+    hub = inventory.security.tunnel_hub
+    return _sentence(
+        others, f"{hub} relays the tunnel between islands only, and {', '.join(used)} alone is the fastest"
     )
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
+from holmes_core.measured_networks import relayed_pairs
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import Plan, SourceFile
 from holmes_core.units import format_memory
 from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings
-from planner.cluster_subset import only_clusters
+from planner.cluster_subset import only_clusters, training_clusters
 from planner.cost.counts import outer_bytes
 from planner.islands.groupings import Grouping, groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
@@ -107,8 +108,12 @@ def plan_islands(
 ) -> IslandPlans:
     """Return an ordinary plan for each island of each grouping, of its part of the batch."""
     refusal = _refusal(inventory, job)
-    names = _training_clusters(inventory)
-    ways = [] if refusal else [each for each in groupings(names) if own_data(job) <= {*each}]
+    names, relayed = training_clusters(inventory), relayed_pairs(inventory)
+    ways = [
+        each
+        for each in (groupings(names) if not refusal else ())
+        if own_data(job) <= {*each} and not any(pair.issubset(island) for pair in relayed for island in each)
+    ]
     wanted = dict.fromkeys((clusters, len(way)) for way in ways for clusters in way)
     planned, left = Planned(), TimeLeft(time_limit_s)
     for clusters, num_islands in wanted:
@@ -127,12 +132,6 @@ def plan_islands(
     return IslandPlans(inventory, job, tuple(found), tuple(dict.fromkeys(refused)))
 
 
-def _training_clusters(inventory: Inventory) -> list[str]:
-    """Return the clusters but those whose hosts are to train nothing, as a tunnel's hub with `gpus: []`."""
-    idle = {host.name for host in inventory.hosts if host.gpus_stated == ()}
-    return [cluster.name for cluster in inventory.clusters if not idle.issuperset(cluster.hosts)]
-
-
 def own_data(job: Job) -> set[tuple[str, ...]]:
     """Return the islands that must be: each cluster that has data of its own is one by itself."""
     return {(name,) for name in job.islands.data} if job.islands is not None else set()
@@ -141,7 +140,7 @@ def own_data(job: Job) -> set[tuple[str, ...]]:
 def _refusal(inventory: Inventory, job: Job) -> str:
     """Return why there cannot be islands at all; empty where there may be."""
     assert job.islands is not None
-    clusters, quorum = len(_training_clusters(inventory)), job.islands.quorum
+    clusters, quorum = len(training_clusters(inventory)), job.islands.quorum
     if clusters < 2:
         return "the inventory has one cluster"
     if quorum > clusters:

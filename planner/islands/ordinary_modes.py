@@ -59,7 +59,8 @@ def find_ways(
         networks += [with_uniform_links(inventory, rate, LOOKED_AT_LATENCY_S) for rate in rates]
     for number, each in enumerate(networks):
         tell(f"looking for placements on other networks, {number} of {len(networks)}")
-        found += _ways_on(each, job, left.seconds / (len(networks) - number))
+        ways = _ways_on(each, job, left.seconds / (len(networks) - number))
+        found += (way for way in ways if way.mode == "one cluster" or not relayed_pairs(inventory))
     return tuple(
         {
             (each.layout.ranks, each.layout.microbatches, each.layout.mode._replace(step_s=0.0)): each for each in found
@@ -76,7 +77,7 @@ def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[Mo
         return
     seen = set[Crossing]()
     for each in contenders:
-        if each.crossing not in seen and (each.crossing == "nothing" or not relayed_pairs(inventory)):
+        if each.crossing not in seen:
             seen.add(each.crossing)
             yield ModePlacement(MODE_OF[each.crossing], lay_out_contender(problem, each))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import get_args
 
-from holmes_core.errors import HolmesError
+from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.measured_networks import relayed_pairs
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import BestMode, Mode, ModePrice, Modes, island_name
@@ -142,11 +142,17 @@ def _written(
 
 def _tunnel_hub(inventory: Inventory, islands: Sequence[Plan]) -> TunnelHub | None:
     """Return the hub of the tunnel, with a node of its own unless it is on an island; None where none is needed."""
-    name, relayed = inventory.security.tunnel_hub, relayed_pairs(inventory)
-    nodes = [node for plan in islands for node in plan.nodes]
+    name, nodes = inventory.security.tunnel_hub, [node for plan in islands for node in plan.nodes]
+    relayed = [pair for pair in relayed_pairs(inventory) if pair <= {node.cluster for node in nodes}]
     port = inventory.shared.port_of(name) if inventory.shared is not None and name is not None else None
-    if name is None or port is None or port.address is None or not relayed:
+    if name is None or not relayed:
         return None
+    if port is None or port.address is None:
+        raise HolmesError(
+            f"host {name}, the tunnel's hub, has no address on the network that all hosts share",
+            f"make `holmes probe` reach it, or leave security.tunnel_hub out of hosts.yaml where {name} is not needed",
+            ANSWER_IS_NO,
+        )
     apart = Node(
         node_rank=0,
         host=name,

@@ -11,13 +11,15 @@ from holmes_core.records.link import Link
 def with_uniform_links(inventory: Inventory, bandwidth_bytes_per_s: float, latency_s: float) -> Inventory:
     """The inventory as if a test had found this rate of payload and this latency between hosts of any two clusters.
 
-    Trunks between them are not known then; what joins the hosts of one cluster stays.
+    They are joined directly then, without a tunnel's hub, and no trunks are known; what joins the hosts of one cluster
+    stays.
     """
     inside = tuple(link for link in inventory.links if len(set(link.clusters)) == 1)
     between = tuple(
         assumed_link(inventory, pair, bandwidth_bytes_per_s, latency_s) for pair in combinations(inventory.clusters, 2)
     )
-    return inventory.model_copy(update={"links": (*inside, *between), "trunks": ()})
+    direct = inventory.security.model_copy(update={"tunnel_hub": None, "tunnel_hub_address": None})
+    return inventory.model_copy(update={"links": (*inside, *between), "trunks": (), "security": direct})
 
 
 def assumed_link(

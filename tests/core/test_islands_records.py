@@ -116,3 +116,23 @@ def test_samples_of_a_round_are_steps_times_batch() -> None:
 def test_host_in_two_islands_is_refused() -> None:
     with pytest.raises(ValueError, match="a host is in two islands"):
         islands_plan(("a", "a"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"address": "evil.example"}, "tunnel_hub.address"),
+        ({"relayed": [["a", "x"]]}, "relays for \\['x'\\], which are on no island"),
+        ({"num_ranks": 4}, "is not that of its island, or has ranks"),
+        ({"host": "c1", "tunnel_endpoint": None}, "is not that of its island, or has ranks"),
+    ],
+)
+def test_a_hub_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    plan = islands_plan()
+    node = plan.islands[0].nodes[0].model_copy(update={"host": "c1", "num_ranks": 0, "tunnel_endpoint": "10.0.9.1"})
+    hub: dict[str, Any] = {"node": node.model_dump(mode="json"), "address": "203.0.113.7", "relayed": [["a", "a"]]}
+    whole = plan.model_dump(mode="json") | {"tunnel_hub": hub}
+    of_node = {name: value for name, value in changes.items() if name not in hub}
+    hub |= {name: value for name, value in changes.items() if name in hub} | {"node": hub["node"] | of_node}
+    with pytest.raises(ValueError, match=said):
+        IslandsPlan.model_validate(whole)

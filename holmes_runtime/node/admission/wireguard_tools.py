@@ -64,7 +64,7 @@ def make_interface(name: str) -> None:
 
 def remove_interface(name: str) -> None:
     """Remove the interface and its rules, and with it its wireguard-go if it has one. Raises TunnelRefused."""
-    _forget_rules(name)
+    forget_rules(name)
     as_root("ip", "link", "delete", "dev", name)
 
 
@@ -89,13 +89,14 @@ def let_relay(name: str, network: str) -> None:
     Raises:
         TunnelRefused: A tool fails or is missing.
     """
-    _forget_rules(name)  # of an interface that was removed by hand
+    forget_rules(name)  # of an interface that was removed by hand
     as_root("ip", "rule", "add", "iif", name, "prohibit")
     as_root("ip", "rule", "add", "iif", name, "to", network, "lookup", "main")  # each new rule comes before the others
     as_root("sysctl", "-q", "-w", f"net.ipv4.conf.{name}.forwarding=1")
 
 
-def _forget_rules(name: str) -> None:
+def forget_rules(name: str) -> None:
+    """Remove the rules of an interface that relays. Raises TunnelRefused where rights are missing."""
     for _ in range(2):
         _try_as_root("ip", "rule", "del", "iif", name)  # fails where the interface relays nothing
 
