@@ -175,7 +175,7 @@ def test_variables_secrets_and_the_run_s_key_reach_the_ranks_and_no_output(tmp_p
     write_plan(tmp_path, launch=launch, **LONG)
     done = holmes(tmp_path, "launch", "plan.json", "--dry-run")
     assert done.returncode == 2
-    assert "launch.environment.TAKEN: has no value" in done.stderr
+    assert "launch.environment.TAKEN: no value is given" in done.stderr
     taken = {**environment(tmp_path), "TAKEN": "from here"}
     command = [sys.executable, "-m", "holmes_cli", "launch", "plan.json"]
     dry_run = [*command, "--dry-run", "--json"]
