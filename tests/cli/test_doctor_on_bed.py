@@ -165,7 +165,8 @@ def test_bundled_run_of_two_clusters_is_sound(site: Site) -> None:
     assert site.bed is not None
     folder = site.folder / "bundled"
     folder.mkdir()
-    run = launched(site, folder / "runs", plan_that_saves(site, folder, steps=100_000))
+    model = {"num_layers": 6, "hidden_size": 128, "num_heads": 2, "seq_length": 256}  # moves enough on a busy machine
+    run = launched(site, folder / "runs", plan_that_saves(site, folder, steps=100_000, model=model))
     try:
         assert eventually(
             lambda: any(file.stat().st_size for file in folder.glob("runs/*/metrics.jsonl")) or run.poll() is not None

@@ -179,7 +179,7 @@ def test_the_price_of_an_engine_is_a_sentence() -> None:
     fleet, trainer = cpu_inventory([2, 1]), {"engine": "megatron", "command": ["python", "train.py"]}
     plan = plan_for(fleet, bed_job(trainer=trainer, data=None, parallel={}))
     (sentence,) = engine_sentence(fleet, plan, 60.0)
-    assert sentence.startswith("Planned for megatron: 1f1b instead of eager, +4% a step")
+    assert sentence.startswith("Planned for megatron: 1f1b instead of eager, +4% per step")
     one = cpu_inventory([1])
     (sentence,) = engine_sentence(one, plan_for(one, bed_job(trainer=trainer, data=None, parallel={})), 60.0)
     assert "no choice that it lacks" in sentence
