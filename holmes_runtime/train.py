@@ -131,7 +131,8 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     groups = process_groups.open_groups(config, me.rank, device, where.now)
     where.now("comparing its data with the others'")
     check_same_corpus(HostCorpus(me.host, corpus.num_tokens, corpus.digest))
-    frozen_weights = common_frozen_weights(config, me.host) if config.lora is not None else None
+    has_frozen = config.lora is not None and config.emulation is None
+    frozen_weights = common_frozen_weights(config, me.host) if has_frozen else None
     notices = RankNotices(launched.metrics_dir, me.rank)
     if corpus.bad_lines.count:
         notices.say("data", corpus.bad_lines.sentence, bad_lines_skipped=corpus.bad_lines.count)

@@ -155,8 +155,9 @@ class RunConfig:
 
     @property
     def first_adapters(self) -> str | None:
-        """The folder of adapters that ranks may start from; None if a checkpoint must have them."""
-        return self.lora.adapters if self.lora is not None and (not self.resume or self.from_scratch) else None
+        """The folder of adapters that ranks may start from; None in a rehearsal, and if a checkpoint must have them."""
+        may_read = self.emulation is None and (not self.resume or self.from_scratch)
+        return self.lora.adapters if self.lora is not None and may_read else None
 
     @property
     def world_size(self) -> int:
@@ -360,8 +361,8 @@ class RunConfig:
 
     def _check_lora(self) -> None:
         if self.lora is not None:
-            rule, broken = "must be null under zero 3 and in an emulated run", broken_rule(self.lora, self.model)
-            check("lora", self.lora, rule, self.zero == 1 and self.emulation is None)
+            broken = broken_rule(self.lora, self.model)
+            check("lora", self.lora, "must be null under zero 3", self.zero == 1)
             check("lora.targets", list(self.lora.targets), broken or "", broken is None)
 
     def _check_codecs(self) -> None:

@@ -76,7 +76,7 @@ def build_stage(
         share = WEIGHT_HALF if config.schedule == "zero-bubble" else GRADIENT_READY
         dtype = DTYPES[config.value_type]
         emulated = EmulatedStage(
-            config.model, stage, config.emulation.on(me.cluster, config.micro_batch_size), share, dtype
+            config.model, stage, config.emulation.on(me.cluster, config.micro_batch_size), share, dtype, config.lora
         )
         return StageModule(stage, emulated.to(device), {}, EMULATED_TABLE if is_tied else None)
     if config.model.factory is not None:

@@ -21,6 +21,7 @@ from holmes_runtime.config.model_shape import (
 )
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import EmulationSettings
+from holmes_runtime.config.trainable import Lora, adapter_parameters
 
 EMULATED_TABLE = "layers.table.weight"  # of a tied model under a pipeline, on its first and its last stage
 # Share of a layer's backward that has passed when its gradient is there. In a real layer the gradients of its matrices
@@ -116,7 +117,7 @@ class EmulatedStage(nn.Module):
 
     The seconds of `emulation` are per micro-batch. Embeddings and head hold parameters and take no time. The last stage
     returns hidden states instead of logits. A table with a copy at the other end of the pipeline has half of each
-    gradient here, so that both sum up to ones.
+    gradient here, so that both sum up to ones. With `lora` there are only the parameters of adapters.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class EmulatedStage(nn.Module):
         emulation: EmulationSettings,
         weight_share: float = GRADIENT_READY,
         dtype: torch.dtype = torch.float32,
+        lora: Lora | None = None,
     ) -> None:
         super().__init__()
         self.is_first = stage.first_layer == 0
@@ -135,16 +137,18 @@ class EmulatedStage(nn.Module):
         seconds = (emulation.forward_s_per_layer, (1 - weight_share) * backward_s, weight_share * backward_s)
         free = (0.0, 0.0, 0.0)
         is_last = stage.stop_layer == shape.num_layers
-        table = table_parameters(shape) if shape.tied_embeddings and self.is_first != is_last else 0
+        trains_all = lora is None
+        in_layer = adapter_parameters(shape, lora) if lora is not None else layer_parameters(shape)
+        table = table_parameters(shape) if trains_all and shape.tied_embeddings and self.is_first != is_last else 0
         # In the order of the forward, as in the real model: gradients are sent in the reverse order.
         self.layers = nn.ModuleDict()
-        if self.is_first and embedding_parameters(shape) > table:
+        if trains_all and self.is_first and embedding_parameters(shape) > table:
             self.layers["embedding"] = EmulatedLayer(embedding_parameters(shape) - table, self.clock, free)
         if self.is_first and table:
             self.layers["table"] = EmulatedLayer(table, self.clock, free, 0.5)
         for layer in range(stage.first_layer, stage.stop_layer):
-            self.layers[str(layer)] = EmulatedLayer(layer_parameters(shape), self.clock, seconds)
-        if is_last:
+            self.layers[str(layer)] = EmulatedLayer(in_layer, self.clock, seconds)
+        if trains_all and is_last:
             self.layers["head"] = EmulatedLayer(head_parameters(shape, 1, self.is_first) - table, self.clock, free)
         if is_last and table:
             self.layers["table"] = EmulatedLayer(table, self.clock, free, 0.5)

@@ -68,7 +68,6 @@ def _check_bundled(job: Job, trainable: Trainable) -> None:
             "set trainable.lora instead, or set trainer.engine to the software that freezes those layers",
         )
     for key, is_set in (
-        ("compute.emulate", job.compute.emulate is not None),
         ("model.factory", model.factory is not None),
         ("parallel.zero 3", job.zero == 3),
     ):

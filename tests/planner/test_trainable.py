@@ -237,10 +237,6 @@ def test_the_bundled_runtime_trains_adapters_on_whole_frozen_weights() -> None:
     [
         (bundled({"frozen_layers": 2}), "frozen_layers is 2 with the bundled runtime"),
         (bundled(LORA, parallel={"zero": 3}), "trainable.lora with parallel.zero 3"),
-        (
-            bundled(LORA, compute={"emulate": {"forward_s_per_layer": 1.0, "backward_s_per_layer": 2.0}}),
-            "trainable.lora with compute.emulate",
-        ),
         (bundled(LORA, model=SMALL | {"factory": "m.py:build"}), "trainable.lora with model.factory"),
         (bundled(LORA, model=SMALL | {"family": "llama"}), "must name query, key and value instead of qkv in a llama"),
         (bundled({"lora": {"rank": 4, "targets": ["query"]}}), "must be of qkv, projection, up and down in a gpt"),

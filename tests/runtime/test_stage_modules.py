@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import EmulationSettings, Precision, Recompute, takes_document_ends
+from holmes_runtime.config.trainable import Lora, Matrix
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.document_mask import document_ends
 from holmes_runtime.model.emulated import EmulatedStage, mean_activation
@@ -162,6 +163,19 @@ def test_a_document_s_gradients_do_not_depend_on_its_neighbours() -> None:
 @pytest.mark.parametrize("stage", [WHOLE, Stage(0, 0, 1), Stage(1, 1, 2), Stage(2, 1, 3)])
 def test_an_emulated_stage_has_as_many_parameters_as_the_real_one(shape: ModelShape, stage: Stage) -> None:
     assert elements(EmulatedStage(shape, stage, EmulationSettings(0, 0, {}))) == elements(DecoderStage(shape, stage, 7))
+
+
+@pytest.mark.parametrize(("shape", "targets"), [(TINY, ("qkv", "down")), (TINY_LLAMA, ("query", "value", "gate"))])
+@pytest.mark.parametrize("stage", [WHOLE, Stage(0, 0, 1), Stage(2, 1, 3)])
+def test_an_emulated_stage_with_adapters_trains_as_many_parameters_as_the_real_one(
+    shape: ModelShape, targets: tuple[Matrix, ...], stage: Stage
+) -> None:
+    lora = Lora(rank=3, targets=targets)
+    real = DecoderStage(shape, stage, 7, lora=lora)
+
+    emulated = EmulatedStage(shape, stage, EmulationSettings(0, 0, {}), lora=lora)
+
+    assert elements(emulated) == sum(each.numel() for each in real.parameters() if each.requires_grad)
 
 
 def test_an_emulated_layer_takes_its_time_and_its_gradients_are_ones() -> None:

@@ -20,6 +20,7 @@ from holmes_runtime.config.rank_grid import Axis
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import EmulationSettings, Expectation, Precision
 from holmes_runtime.config.schedule import ScheduleName
+from holmes_runtime.config.trainable import Lora, adapter_parameters
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.health.examination_times import FIRST_STEPS
 from holmes_runtime.train import describe_rank, num_threads
@@ -189,6 +190,16 @@ def test_an_emulated_run_takes_its_time_and_moves_its_activations(
     busiest = 2 if name == "emulated" else 1
     first_to_last_s = config.total_microbatches * busiest * 0.015 + 0.015
     assert min(line["step_s"] for line in run.metrics[0]) >= first_to_last_s
+
+
+def test_a_rehearsal_of_adapters_trains_adapters_alone(corpus: Path) -> None:
+    lora = Lora(rank=2, targets=("qkv", "projection"), adapters="/no/adapters")
+    emulation = EmulationSettings(0.0, 0.0, {})
+
+    losses, norms = train_here(make_config(corpus, lora=lora, emulation=emulation, grad_clip=None))
+
+    assert losses == [1.0] * 5
+    assert norms == pytest.approx([math.sqrt(3 * adapter_parameters(TINY, lora))] * 5)
 
 
 @WHOLE_RUNS
