@@ -54,7 +54,8 @@ class Judged:
         """The row's model and cut."""
         row = self.row
         chunks = f" x{row.chunks}" if row.chunks > 1 else ""
-        experts = (f" c{row.cp}" if row.cp > 1 else "") + (f" ep{row.ep}" if row.ep > 1 else "")
+        degrees = {"c": row.cp, "ep": row.ep, "etp": row.etp}
+        experts = "".join(f" {key}{degree}" for key, degree in degrees.items() if degree > 1)
         experts += " flex" * row.sends_once
         return f"{row.name} t{row.tp} p{row.pp}{chunks} d{row.dp}{experts} B{row.global_batch_size} {row.recompute}"
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from benchmarks.published_steps.measurements import Measurement
 
 SPREAD = 0.03
-TABLES = ("V17", "V18")
+TABLES = ("V17", "V18", "V19")
 
 
 class Pair(NamedTuple):
@@ -47,10 +47,7 @@ NOT_STATED = (
     ),
     ("1F1B overlap of tokens on their way (19.7 and 17.6 s; Qwen3-30B 41.3 and 31.3 s)", "no key says so"),
     ("Megatron's FSDP (17.6 s), and ZeRO-2 (OLMoE on 8 H100: dp 8 0.337 s, ep 8 0.256 s)", "sharding is ZeRO 1 or 3"),
-    (
-        "`etp` 4 in Grok-1 and Maverick",
-        "no row has the same job with another `etp`, and tensor shards of experts are not planned",
-    ),
+    ("`etp` 4 against 1", "Grok-1 and Maverick ran with 4 alone"),
     ("recomputation of whole experts (`moe`)", "recomputation is none, selective or full"),
     ("Qwen3-235B at 16,384 to 131,072 tokens with cp 1 to 8", "another sequence length is another job"),
 )

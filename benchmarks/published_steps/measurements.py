@@ -36,6 +36,7 @@ class Measurement:
     compiles: bool = True
     layers: tuple[int, ...] = ()  # of each stage; empty: even
     ep: int = 1
+    etp: int = 1
     cp: int = 1
     sends_once: bool = False  # the dispatcher of experts is DeepEP or HybridEP
 
@@ -65,6 +66,8 @@ SOURCES = {
     "published; the embedding and the head count as layers",
     "V18": "InternLM xtuner, docs/en/benchmark/megatron_moe_benchmark.md, of 2025: Qwen3-235B on 256 H800 in bf16, one "
     "stack of Megatron-Core, routing forced to balance; the network is not published, 8 x 400 Gbit/s is assumed",
+    "V19": "NVIDIA dgxc-benchmarking v25.02, grok1/README_314b.md, Grok-1 and cuts of it in NeMo on H100, bf16; each "
+    "expert is on the 4 tensor shards; its GELU with a gate is taken as SwiGLU",
 }
 
 
@@ -313,6 +316,18 @@ _V18: tuple[tuple[int, int, int, int, int, int, int, Recompute, float, tuple[int
     (2, 32, 1, 4, 8, 4, 8192, "full", 92.652, _EVEN_235B, False),
 )
 
+_GROK_1 = ModelShape(
+    family="llama", num_layers=64, hidden_size=6144, num_heads=48, num_kv_heads=8, ffn_hidden_size=32768,
+    seq_length=8192, vocab_size=128256, experts=8, experts_per_token=2,
+)  # fmt: skip
+# layers, p, chunks, d, ep, cp, s, step s; t and etp 4, micro-batches of one, batches of 1,024
+_V19: tuple[tuple[int, int, int, int, int, int, int, float], ...] = (
+    (2, 1, 1, 2, 2, 1, 4096, 24.0),
+    (4, 1, 1, 8, 8, 1, 4096, 10.7),
+    (16, 2, 8, 8, 8, 2, 8192, 20.73),
+    (64, 8, 8, 8, 8, 2, 8192, 21.01),
+)
+
 # table, name, GPU, h, layers, heads, f, GPUs, b, recomputation, tokens/s a GPU, compiled; Llama 3, s 8,192
 _TITAN: tuple[tuple[str, str, str, int, int, int, int, int, int, Recompute, int, bool], ...] = (
     ("V14", "8B", "H100 HBM2e", 4096, 32, 32, 14336, 128, 2, "selective", 6514, True),
@@ -326,7 +341,7 @@ _TITAN: tuple[tuple[str, str, str, int, int, int, int, int, int, Recompute, int,
 def measurements() -> tuple[Measurement, ...]:
     """All rows, table by table, in the order of their publications."""
     megatron = (*_v1(), *_v2(), *_v3(), *_v4(), *_v5(), *_v6(), *_v7())
-    return (*megatron, *_v8(), *_v9(), *_v10(), *_v11_to_13(), *_v14_and_15(), *_v16(), *_v17(), *_v18())
+    return (*megatron, *_v8(), *_v9(), *_v10(), *_v11_to_13(), *_v14_and_15(), *_v16(), *_v17(), *_v18(), *_v19())
 
 
 def _v1() -> list[Measurement]:
@@ -464,6 +479,15 @@ def _v18() -> list[Measurement]:
     for tp, pp, chunks, dp, ep, micro, batch, recompute, step_s, layers, once in _V18:
         how = "V18", "Qwen3-235B", "H800", _QWEN_235B, tp, pp, dp, batch, micro, chunks, recompute, step_s
         rows.append(Measurement(*how, layers=layers, ep=ep, sends_once=once))
+    return rows
+
+
+def _v19() -> list[Measurement]:
+    rows = []
+    for layers, pp, chunks, dp, ep, cp, seq_length, step_s in _V19:
+        model = replace(_GROK_1, num_layers=layers, seq_length=seq_length)
+        how = "V19", f"Grok-1, {layers} layers", "H100", model, 4, pp, dp, 1024, 1, chunks
+        rows.append(Measurement(*how, "none", step_s, ep=ep, etp=4, cp=cp))
     return rows
 
 

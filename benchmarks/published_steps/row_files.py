@@ -62,6 +62,7 @@ SITES = {
     "V16": ALPS,
     "V17": replace(EOS, engine="megatron"),
     "V18": replace(EOS, engine="megatron", gpu="H800"),
+    "V19": replace(EOS, engine="megatron"),
 }
 
 
@@ -104,6 +105,7 @@ def job_data(row: Measurement) -> dict[str, object]:
         "layers": cut(row),
         "zero": row.zero,
         **({"ep": row.ep} if row.ep > 1 else {}),
+        **({"etp": row.etp} if row.etp > 1 else {}),
         **({"cp": row.cp} if row.cp > 1 else {}),
         **({"micro_batch_size": row.micro_batch_size} if row.micro_batch_size is not None else {}),
     }

@@ -30,8 +30,9 @@ from holmes_cli.screen.show_plan import (
 from holmes_cli.screen.terminal import err, out
 from holmes_core.errors import HolmesError
 from holmes_core.records.advice import LayerExperts
+from holmes_core.records.compute import Calibration
 from holmes_core.records.inventory import Inventory, refuse_sketch
-from holmes_core.records.job import Calibration, Job
+from holmes_core.records.job import Job
 from holmes_core.records.plain_data import MAX_JSON_BYTES
 from holmes_core.records.plan import IslandsPlan, Order, Plan, SourceFile
 from holmes_core.records.record import FileRecord

@@ -64,7 +64,8 @@ def describe_degrees(plan: Plan) -> str:
         states = f", {plan.optimizer_instances} optimizer instances"
     schedule = plan.schedule + (f" ({plan.chunks} stages a rank)" if plan.chunks > 1 else "")
     method = _method(schedule, plan.recompute, plan.zero)
-    experts = f" ep={plan.job.ep}" if plan.job.model.experts is not None else ""
+    experts = f" ep={plan.job.parallel.ep or 1}" if plan.job.model.experts is not None else ""
+    experts += f" etp={plan.job.etp}" if plan.job.etp > 1 else ""
     context = f" cp={plan.job.cp}" if plan.job.cp > 1 else ""
     return f"tp={plan.tp} pp={plan.pp} dp={plan.engine_dp}{context}{experts}, {batches}, {method}{states}"
 

@@ -8,17 +8,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from holmes_core.records.access import LaunchSettings
+from holmes_core.records.compute import Compute
 from holmes_core.records.model import Model
 from holmes_core.records.record import FileRecord, Record
 from holmes_core.records.trainer_settings import WITH_ISLANDS, PublishedName, TrainerName, TrainerSettings
 from holmes_runtime.config.codec import Codec, Device
-from holmes_runtime.config.field_limits import AboveZero, NotNegative, Positive
+from holmes_runtime.config.field_limits import AboveZero, Positive
 from holmes_runtime.config.layer_kinds import LAYER_KEYS
 from holmes_runtime.config.rooted_path import RootedPath
 from holmes_runtime.config.run_settings import (
     CheckpointSettings,
     DataSettings,
-    EmulationSettings,
     EvaluationSettings,
     IslandsSettings,
     OptimizerSettings,
@@ -51,8 +51,12 @@ class Parallel(Record):
     dp: Positive | None = None
     """Data parallel size: replicas of the model. Example: 2"""
     ep: Positive | None = None
-    """Expert parallel size: ranks of a stage, on neighbouring replicas and all of their tensor shards, that share the
-    experts of each layer; a divisor of `model.experts` and a multiple of tp. Example: 8"""
+    """Expert parallel size: parts into which the ranks of a stage, on neighbouring replicas and all of their tensor
+    shards, divide the experts of each layer; a divisor of `model.experts`, and times `etp` a multiple of tp.
+    Example: 8"""
+    etp: Positive | None = None
+    """Expert tensor parallel size, for `trainer.engine` megatron: ranks that share each expert; 1 or tp. Not set: 1.
+    Example: 4"""
     cp: Positive | None = None
     """Context parallel size: neighbouring ranks of a stage that share each sequence, and the weights as replicas do; dp
     does not count them. Not set: 1, or for sequences of 16,384 tokens and more the fastest. Example: 4"""
@@ -87,44 +91,6 @@ class Wire(Record):
     cautious: bool = False
     """Plan on the least rate that `holmes probe --links` saw of each link, for wires that vary; not set: on the median.
     Example: true"""
-
-
-class Calibration(Record):
-    """Factors that correct the planner's cost model, as `holmes plan --calibrate` found them in a run."""
-
-    run: str
-    """Folder of that run. Example: runs/20261125-080000-abcd"""
-    compute_factor: AboveZero
-    """Measured seconds of compute over the seconds that the cost model predicts. Example: 1.1"""
-    network_efficiency: Annotated[float, Field(gt=0, le=1)]
-    """Fraction of the inventory's bandwidths that traffic gets. Example: 0.9"""
-    memory_margin: NotNegative | None = None
-    """Memory that a GPU takes beyond the planner's count, as a fraction of that count; not set: the run did not measure
-    it. Example: 0.05"""
-
-
-class Overheads(Record):
-    """Costs of a step for a slot in addition to FLOPs and bytes on links, as `holmes calibrate` measures them."""
-
-    action_s: NotNegative
-    """Seconds of each forward and backward of a stage beyond its compute: the schedule and its messages.
-    Example: 0.0002"""
-    update_bytes_per_s: AboveZero
-    """Rate of reading and writing memory when a step updates the slot's parameters. Example: 8.0e+9"""
-    split_factor: Annotated[float, Field(ge=1)] | None = None
-    """Seconds of a backward in the two halves of zero-bubble over its seconds in one piece; not set: the planner's own
-    constant. Example: 1.1"""
-
-
-class Compute(Record):
-    """Speed of one training slot: a GPU, or a CPU process that has its threads_per_slot cores to itself."""
-
-    flops_per_s: AboveZero | None = None
-    """FLOP/s of a slot, as `holmes calibrate` measures them; not set: the known speed of the GPU, or an
-    assumed speed of a CPU. Example: 2.0e+10"""
-    overheads: Overheads | None = None
-    emulate: EmulationSettings | None = None
-    calibration: Calibration | None = None
 
 
 class Job(FileRecord):
@@ -209,9 +175,14 @@ class Job(FileRecord):
         return self.parallel.zero or (3 if self.engine == "accelerate" else None)
 
     @cached_property
+    def etp(self) -> int:
+        """The number of ranks that share an expert of another engine than the bundled one."""
+        return self.parallel.etp or 1
+
+    @cached_property
     def ep(self) -> int:
-        """The expert parallel degree: 1 where job.yaml does not fix it."""
-        return self.parallel.ep or 1
+        """The number of ranks of a stage that share a layer's experts, ep x etp: 1 where job.yaml does not fix it."""
+        return (self.parallel.ep or 1) * self.etp
 
     @cached_property
     def cp(self) -> int:
@@ -315,7 +286,7 @@ class Job(FileRecord):
         model = fields.get("model")
         if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
-        later = ("router_balance", "ep", "cp", "patience", "teacher", "data")
+        later = ("router_balance", "ep", "etp", "cp", "patience", "teacher", "data")
         for section in ("optimizer", "parallel", "evaluation", "data", "islands"):
             if isinstance(said := fields.get(section), dict):
                 fields[section] = {key: value for key, value in said.items() if value or key not in later}

@@ -67,7 +67,7 @@ def placeholders(plan: Plan) -> Mapping[str, str]:
         "tp": plan.tp,
         "pp": plan.pp,
         "dp": plan.engine_dp,
-        "ep": plan.job.ep,
+        "ep": plan.job.parallel.ep or 1,
         "cp": plan.job.cp,
         "dp_shard": max(1, plan.weight_shards // plan.job.cp),
         "dp_replicate": plan.dp // plan.weight_shards,
@@ -142,8 +142,8 @@ def _megatron(plan: Plan) -> Iterator[str]:
 def _megatron_experts(plan: Plan) -> Iterator[str]:
     """Yield the arguments of expert parallelism as it is priced. A dispatcher named in the command stays."""
     assert plan.job.trainer is not None
-    yield from ("--expert-model-parallel-size", str(plan.job.ep))
-    yield from ("--expert-tensor-parallel-size", "1")  # the default is tp
+    yield from ("--expert-model-parallel-size", str(plan.job.parallel.ep or 1))
+    yield from ("--expert-tensor-parallel-size", str(plan.job.etp))  # the default is tp
     yield "--moe-grouped-gemm"
     if not any(word.startswith("--moe-token-dispatcher-type") for word in plan.job.trainer.command):
         yield from ("--moe-token-dispatcher-type", "alltoall")

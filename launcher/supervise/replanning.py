@@ -154,7 +154,8 @@ class Replanning:
             return None
         hosts = ", ".join(node.host for node in plan.nodes)
         step_s = f"{plan.prediction.step_s:.3g} s per step predicted"
-        groups = "".join(f" {key}={size}" for key, size in (("cp", plan.job.cp), ("ep", plan.job.ep)) if size > 1)
+        fixed = plan.job.parallel
+        groups = "".join(f" {key}={size}" for key in ("cp", "ep", "etp") if (size := getattr(fixed, key) or 1) > 1)
         self._say(f"plan {why}: tp={plan.tp} pp={plan.pp} dp={plan.engine_dp}{groups} on {hosts}, {step_s}")
         return plan
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TypeGuard
 
 from holmes_core.errors import WRONG_USAGE, HolmesError
+from holmes_core.records.compute import Calibration
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import island_name
-from holmes_core.records.job import Calibration, Job
+from holmes_core.records.job import Job
 from holmes_core.records.plain_data import json_values
 from holmes_core.records.plan import IslandsPlan, Plan, Prediction
 from holmes_core.records.record_file import read_any

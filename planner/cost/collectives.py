@@ -182,8 +182,8 @@ def routed_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def expert_holders(execution: Execution) -> int:
-    """Return the number of ranks that tokens travel among: replicas if shards split experts, else the whole group."""
-    return max(1, execution.ep // execution.tp) if execution.splits_experts else execution.ep
+    """Return the number of parts of the experts that tokens travel among: one for each set of shards of an expert."""
+    return max(1, execution.ep // (execution.tp if execution.splits_experts else execution.etp))
 
 
 class RoutedParts(NamedTuple):
@@ -220,17 +220,19 @@ def routed_share(execution: Execution) -> float:
 
 
 def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, peers: Peers | None) -> PassTimes:
-    """Return the seconds in which one layer's tokens travel to their experts and back; 0 without ep.
+    """Return the seconds in which one layer's tokens travel to their experts and back; 0 if all experts are here.
 
     The load is balanced. Tokens travel both ways in a forward, and their gradients in a backward. Traffic inside hosts
-    and between them overlaps.
+    and between them overlaps. Ranks that share an expert gather the rows of all of them, and reduce and scatter the
+    results.
     """
-    if expert_holders(execution) == 1 or model.experts is None or peers is None:
+    if max(expert_holders(execution), execution.etp) == 1 or model.experts is None or peers is None:
         return PassTimes(0.0, 0.0)
     size, parts = routed_bytes(model, execution), routed_parts(model, execution, peers)
     local_s = size * parts.inside / inside.bandwidth_bytes_per_s + inside.latency_s
     rate = routed_share(execution) * (peers.bytes_per_s or inside.bandwidth_bytes_per_s)
-    return tensor_parallel_times(execution.recompute, max(local_s, size * parts.outside / rate))
+    gathered_s = all_reduce_s(size * execution.etp, execution.etp, inside) / 2  # one half of an all-reduce
+    return tensor_parallel_times(execution.recompute, max(local_s, size * parts.outside / rate) + gathered_s)
 
 
 def context_parallel_s(

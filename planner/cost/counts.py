@@ -38,10 +38,11 @@ class Execution(NamedTuple):
     an fp32 copy of all logits, need `activation_factor` times the activations, sum gradients in `sum_bytes`, and
     compute `slowdown` times as long (engines.py). `dp`: ranks that share a parameter's update. `masked`: a mask shows
     attention where documents end. `fused_operators`: operators between matrix products run in fused kernels, not one by
-    one (eager). `ep`: ranks that share a layer's experts: ep / tp neighbouring replicas with all tensor shards. If it
-    `splits_experts`, each shard has a part of every expert's width and all rows. If it `sends_once`, each host gets a
-    token's row once. `cp`: neighbouring replicas that share each sequence; if the engine `gathers_keys`, each of them
-    holds all keys and values at once. `trainable` is None if all parameters are trained.
+    one (eager). `ep`: ranks that share a layer's experts: ep / tp neighbouring replicas with all tensor shards. `etp`
+    of them share each expert's width and gather their rows. If it `splits_experts`, as the bundled runtime does, each
+    shard has a part of every expert's width and all rows. If it `sends_once`, each host gets a token's row once. `cp`:
+    neighbouring replicas that share each sequence; if the engine `gathers_keys`, each of them holds all keys and values
+    at once. `trainable` is None if all parameters are trained.
     """
 
     tp: int
@@ -66,6 +67,7 @@ class Execution(NamedTuple):
     whole_bytes: int = 0
     slowdown: float = 1.0
     ep: int = 1
+    etp: int = 1
     splits_experts: bool = False
     sends_once: bool = False
     repeats_activation: bool = True
@@ -128,6 +130,7 @@ def make_execution(
         whole_bytes=engine.whole_bytes(job.value_bytes, pp, -(-job.batch_parts // (dp * micro_batch_size))),
         slowdown=1 + engine.growth * log2(tp * pp * dp),
         ep=expert_shards(job, tp),
+        etp=job.etp,
         splits_experts=job.is_bundled,
         sends_once=sends_once(job),
         repeats_activation=engine.repeats_activation or job.model.experts is not None,
@@ -192,7 +195,7 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
             inside -= f * (not execution.lora.has("down"))
     whole, sharded = (between, inputs + inside) if execution.sequence_parallel else (inputs + between, inside)
     if model.experts is not None:
-        rows = round(ROUTED_SKEW * h * (model.experts_per_token or 0))
+        rows = round(ROUTED_SKEW * h * (model.experts_per_token or 0)) * execution.etp
         is_whole = execution.splits_experts and execution.tp > 1
         whole, sharded = (whole + rows + h, sharded) if is_whole else (whole, sharded + rows)
     if execution.recompute == "full":

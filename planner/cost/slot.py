@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.compute import Overheads
 from holmes_core.records.devices import Gpu
 from holmes_core.records.inventory import Host
-from holmes_core.records.job import Job, Overheads
+from holmes_core.records.job import Job
 from holmes_runtime.config.codec import Device
 from holmes_runtime.config.model_shape import ModelShape, expert_parameters
 from planner.cost.collectives import (

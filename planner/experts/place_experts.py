@@ -114,6 +114,11 @@ def _stage_groups(inventory: Inventory, plan: Plan) -> list[StageGroups]:
             "set parallel.ep in job.yaml, or leave --routing out",
             ANSWER_IS_NO,
         )
+    if job.etp > 1:
+        raise HolmesError(
+            f"--routing: the plan has parallel.etp {job.etp}, and places are chosen for whole experts alone",
+            "leave parallel.etp or --routing out",
+        )
     if job.is_bundled:
         raise HolmesError(
             "--routing: the plan is for the bundled trainer, whose order of experts is fixed",

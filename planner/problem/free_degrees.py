@@ -19,7 +19,7 @@ def with_free_degrees(inventory: Inventory, job: Job) -> list[Job]:
     for cp in contexts:
         parted = job if len(contexts) == 1 else job.with_parallel(cp=cp)
         experts = expert_degrees(parted, slots)
-        found += (parted if experts == (job.ep,) else parted.with_parallel(ep=ep) for ep in experts)
+        found += (parted if experts == (job.parallel.ep or 1,) else parted.with_parallel(ep=ep) for ep in experts)
     return found
 
 

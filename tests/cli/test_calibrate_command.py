@@ -13,7 +13,8 @@ import yaml
 from holmes_cli.commands.calibrate_command import calibrate_command
 from holmes_core.errors import HolmesError, HostError
 from holmes_core.records.access import Access
-from holmes_core.records.job import Compute, Job
+from holmes_core.records.compute import Compute
+from holmes_core.records.job import Job
 from holmes_runtime.calibrate import make_parser, trial_of
 from launcher.nodes.measure_compute import measure_compute, trial_words
 from launcher.prepare.user_variables import UserVariables

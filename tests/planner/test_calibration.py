@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holmes_core.errors import HolmesError
+from holmes_core.records.compute import Calibration
 from holmes_core.records.islands import island_name
-from holmes_core.records.job import Calibration
 from holmes_core.records.plan import IslandsPlan, Plan
 from planner.advice.calibration import calibrate, calibrated
 from planner.cost.memory_margin import TRAINING_MARGIN, training_margin

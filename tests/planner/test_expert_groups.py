@@ -371,6 +371,56 @@ def test_a_command_with_placeholders_is_given_the_degree() -> None:
     assert plan_for(TWO_HOSTS, Job.model_validate(right)).job.ep == 8
 
 
+def sharded(**fixed: Any) -> Job:
+    """A job of Megatron-LM whose tensor shards split experts."""
+    data = job(**{"ep": 2, "etp": 4, "tp": 4, **fixed}).model_dump() | {"data": None}
+    return Job.model_validate(data | {"trainer": {"engine": "megatron", "command": ["x"]}})
+
+
+def test_tensor_shards_of_experts_form_groups_of_both_degrees() -> None:
+    plan = plan_for(TWO_HOSTS, sharded(pp=1, dp=4))
+    words = engine_arguments(plan)
+    at = words.index("--expert-model-parallel-size")
+    assert words[at : at + 4] == ("--expert-model-parallel-size", "2", "--expert-tensor-parallel-size", "4")
+    execution = Candidate(4, 1, 4, 1).execution(plan.job)
+    assert (execution.ep, execution.etp, execution.expert_dp) == (8, 4, 2)
+
+
+def test_ranks_that_share_an_expert_gather_rows_and_scatter_results() -> None:
+    shared = PLAIN._replace(tp=4, dp=4, ep=8, etp=4)
+    # 1024 tokens x 1024 x 2 bytes x 4 experts on 4 shards are 2 MiB: half go to the other part of the experts, and each
+    # shard gets 2 MiB of each of three others; there and back.
+    times = expert_parallel_s(SHAPE, shared, Path(100e9), Peers(8, 1e9))
+    assert times.forward_s == pytest.approx(2 * (2 * 2**20 / 2 + 3 * 2 * 2**20) / 100e9)
+    alone = expert_parallel_s(SHAPE, shared._replace(dp=1, ep=4), Path(100e9), Peers(8, 1e9))
+    assert alone.forward_s == pytest.approx(2 * 3 * 2 * 2**20 / 100e9)
+    # 1.1 x 4 copies of a token's 1024 values, of the rows of four shards instead of one's.
+    whole, split = (layer_activation_bytes(SHAPE, shared._replace(etp=etp)) for etp in (1, 4))
+    assert split - whole == pytest.approx(2 * 1024 * 4506 * 3 / 4, rel=1e-3)
+
+
+def test_a_free_degree_of_experts_on_tensor_shards_is_no_slower_than_fixed_ones() -> None:
+    free = plan_for(TWO_HOSTS, sharded(ep=None, pp=1, dp=4))
+    steps_s = {ep: plan_for(TWO_HOSTS, sharded(ep=ep, pp=1, dp=4)).prediction.step_s for ep in (1, 2, 4)}
+    assert free.prediction.step_s == min(steps_s.values())
+    assert steps_s[free.job.parallel.ep or 1] == free.prediction.step_s
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (sharded(etp=2), "parallel.etp is 2 and parallel.tp 4: an expert is whole, or split as"),
+        (sharded(ep=3), "parallel.ep is 3, model.experts 32 and parallel.tp 4"),
+        (bundled(etp=1), "parallel.etp is 1 with the bundled runtime, whose tensor shards always split experts"),
+        (gpt_7b(parallel={"etp": 1}), "parallel.etp is 1, but the model has no experts"),
+    ],
+)
+def test_other_tensor_shards_of_experts_are_refused(wrong: Job, said: str) -> None:
+    with pytest.raises(HolmesError, match=said) as refused:
+        plan_for(TWO_HOSTS, wrong)
+    assert refused.value.exit_code == WRONG_USAGE
+
+
 def test_groups_over_parts_of_hosts_are_found() -> None:
     plan = plan_for(TWO_HOSTS, job(ep=8, pp=1, dp=16, tp=1))
     first, rest = plan.ranks[0], plan.ranks[1:]

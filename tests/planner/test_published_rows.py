@@ -95,6 +95,14 @@ def test_rows_of_one_stack_on_h800_are_off_by_a_fifth_at_most() -> None:
     assert all(row.fits for row in rows)
 
 
+@pytest.mark.slow
+def test_experts_on_tensor_shards_are_off_by_a_tenth_at_most() -> None:
+    rows = judged("V19")
+    assert [row.row.etp for row in rows] == [4] * 4
+    assert max(abs(row.error) for row in rows) <= 0.1
+    assert all(row.fits for row in rows)
+
+
 def test_memory_of_experts_is_counted_from_above() -> None:
     (measured,) = [row for row in judged("V17") if row.row.memory_gb is not None]
     assert 0 <= (measured.memory_error or -1) <= 0.2

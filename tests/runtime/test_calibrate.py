@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from holmes_core.records.job import Compute
+from holmes_core.records.compute import Compute
 from holmes_runtime.calibrate import CalibrationRound, main, make_parser, trial_of, whole_flops_per_s, yaml_lines
 from holmes_runtime.config.model_shape import step_flops
 from holmes_runtime.config.run_settings import Precision
