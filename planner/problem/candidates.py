@@ -13,7 +13,7 @@ from holmes_runtime.config.model_shape import expert_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution
-from planner.cost.engines import engine_of, expert_shards
+from planner.cost.engines import ENGINES, engine_of, expert_shards
 from planner.cost.fill import Fill, check_whole_backwards, fills
 from planner.cost.fp8 import check_fp8
 from planner.cost.trained import dense_layers, stage_of
@@ -184,8 +184,9 @@ def _check_engine(job: Job) -> None:
         )
     for key, size in (("tp", fixed.tp), ("pp", fixed.pp or len(fixed.layers or ()))):
         if (size or 1) > 1 and key not in engine.degrees:
+            where = " with model.tied_embeddings" if key in ENGINES[job.engine].degrees else ""
             raise HolmesError(
-                f"job: parallel.{key} is {size}, which engine {job.engine} does not have",
+                f"job: parallel.{key} is {size}, which engine {job.engine} does not have{where}",
                 f"leave parallel.{'layers' if fixed.layers and key == 'pp' else key} out",
             )
     if engine.cuts == "even" and (len(set(fixed.layers or ())) > 1 or job.model.num_layers % (fixed.pp or 1)):

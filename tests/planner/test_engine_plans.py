@@ -162,6 +162,14 @@ def test_fsdp_takes_models_with_tied_tables() -> None:
     assert plan_for(gpu_inventory([1, 1]), job).zero == 3
 
 
+def test_torchtitan_takes_models_with_tied_tables_without_a_pipeline() -> None:
+    asked: dict[str, Any] = {"model": {**SMALL, "tied_embeddings": True}, "global_batch_size": 64}
+    plan = plan_for(gpu_inventory([1, 1]), trainer_job("torchtitan", **asked))
+    assert (plan.zero, plan.pp) == (3, 1)
+    with pytest.raises(HolmesError, match=r"parallel\.pp is 2, .* does not have with model\.tied_embeddings"):
+        plan_for(gpu_inventory([1, 1]), trainer_job("torchtitan", **asked, parallel={"pp": 2}))
+
+
 def test_a_plan_that_an_engine_would_number_or_run_otherwise_is_noticed() -> None:
     job = trainer_job("megatron", model=SMALL, global_batch_size=64, parallel={"tp": 1, "pp": 1, "dp": 8})
     plan = plan_for(gpu_inventory([1]), job)
