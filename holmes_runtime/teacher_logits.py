@@ -27,7 +27,7 @@ from holmes_runtime.node.data_files.teacher_file import TeacherFile, teacher_pat
 from holmes_runtime.node.data_files.token_file import DocumentStarts, TokenFile, read_index
 from holmes_runtime.node.published_files.architectures import read_shape
 from holmes_runtime.node.published_files.check_published import check_published
-from holmes_runtime.parallel.batch import as_read, most_documents
+from holmes_runtime.parallel.batch import as_read, max_documents
 from holmes_runtime.published.first_weights import load_first_weights
 
 MAX_BATCH_TOKENS = 8192  # of the sequences that are computed at a time: enough to fill a GPU
@@ -243,7 +243,7 @@ def _more_inputs(tokens: Tokens, batch: range, file: TeacherFile) -> tuple[Tenso
         return ()
     length = file.seq_length
     positions = torch.stack([tokens.positions(number * length, (number + 1) * length) for number in batch])
-    return positions, most_documents(positions) * len(batch)
+    return positions, max_documents(positions) * len(batch)
 
 
 def _rows(logits: Tensor, file: TeacherFile, batch: range) -> Iterator[bytes]:

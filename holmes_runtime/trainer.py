@@ -30,7 +30,7 @@ from holmes_runtime.model.context_parallel import ContextParallel
 from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.node.checkpoint_files.description import Counters, OuterCounters, Validated, validated_after
-from holmes_runtime.parallel.batch import Batch, most_documents
+from holmes_runtime.parallel.batch import Batch, max_documents
 from holmes_runtime.parallel.loss_scale import LossScale
 from holmes_runtime.parallel.not_finite import first_makers, in_words, last_makers
 from holmes_runtime.parallel.pipeline import Pipeline
@@ -306,7 +306,7 @@ class Trainer:
             samples.batch(step, numbers) if self.pipeline.is_first or self.pipeline.is_last else None,
             positions,
             samples.target_weight(step) if self.pipeline.is_last and self.config.emulation is None else 1.0,
-            0 if positions is None else most_documents(positions),
+            0 if positions is None else max_documents(positions),
             samples.soft_targets(step, numbers) if needs_teacher else None,
         )
 

@@ -1,4 +1,4 @@
-"""Layers whose matrices are multiplied in FP8, by torchao, which a host may lack."""
+"""Matrix products of layers in FP8, by torchao, which a host may lack."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import nn
 
 from holmes_runtime.node.compiler import missing_for_fp8
 
-FP8_CAPABILITY = (8, 9)  # the first with products in FP8. Source: torch/nn/functional.py, scaled_mm
+FP8_CAPABILITY = (8, 9)  # the lowest with FP8 products. Source: torch/nn/functional.py, scaled_mm
 
 
 def multiply_in_fp8(blocks: nn.Module, host: str, device: torch.device) -> None:
     """Replace the linear modules of `blocks` by torchao's, which multiply in FP8 forward and backward.
 
-    Parameters, their names and the values kept for the backward stay as they are. Each product scales its two matrices
-    by their largest values at that moment, one factor a matrix. CPUs multiply the rounded values in fp32.
+    Parameters, their names and the values kept for the backward do not change. Each product scales each of its two
+    matrices by its current largest value. CPUs multiply the rounded values in fp32.
 
     Raises:
-        RuntimeError: This host lacks torchao, or one that goes with its torch, or its GPU products in FP8.
+        RuntimeError: The host lacks torchao, its torchao does not fit its torch, or its GPU lacks FP8 products.
     """
     float8: Any = None
     lacking = missing_for_fp8()
@@ -28,7 +28,7 @@ def multiply_in_fp8(blocks: nn.Module, host: str, device: torch.device) -> None:
         try:
             float8 = importlib.import_module("torchao.float8")
         except ImportError as error:
-            lacking = f"a torchao that goes with torch {torch.__version__}: {error}"
+            lacking = f"a torchao that works with torch {torch.__version__}: {error}"
     if lacking is None and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         name, wanted = torch.cuda.get_device_name(device), ".".join(map(str, FP8_CAPABILITY))
         lacking = f"a GPU of compute capability {wanted} or later, which {name} is not"

@@ -82,7 +82,7 @@ def test_a_torchao_that_cannot_be_imported_is_named_with_the_host(
 ) -> None:
     del torchao
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    with pytest.raises(RuntimeError, match=r"^host host0: fp8 needs a torchao that goes with torch "):
+    with pytest.raises(RuntimeError, match=r"^host host0: fp8 needs a torchao that works with torch "):
         multiply_in_fp8(torch.nn.Linear(16, 16), "host0", torch.device("cpu"))
 
 
