@@ -1,4 +1,4 @@
-"""Files of a published model that an export copies unchanged: tokenizer and generation settings."""
+"""Files of a published model that an export copies: tokenizer and generation settings."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ MAX_FILE_BYTES = 2**28  # the largest tokenizers have some tens of MB
 def files_to_carry(folder: Path | None, tokenizer: Path | None) -> dict[str, Path]:
     """Return the existing files to copy, by their names in the export.
 
-    `folder` is the published model's. `tokenizer` is the file that text was read with, which takes precedence if the
-    two differ. A tokenizer under its usual name brings along the tokenizer files of its folder. A checkpoint names its
-    path, so the file is used only if it holds a tokenizer.
+    `folder` is the published model's. `tokenizer` is the file with which text was read, and takes precedence if the two
+    differ. With a tokenizer of the usual name, the other tokenizer files of its folder are copied too. The path comes
+    from a checkpoint, so the file is used only if it holds a tokenizer.
     """
-    from_folder = _there(folder, (GENERATION_FILE, *TOKENIZER_FILES)) if folder is not None else {}
+    from_folder = _existing(folder, (GENERATION_FILE, *TOKENIZER_FILES)) if folder is not None else {}
     if tokenizer is None or not _is_tokenizer(tokenizer) or _is_same(from_folder.get(TOKENIZER_FILE), tokenizer):
         return from_folder
-    siblings = _there(tokenizer.parent, TOKENIZER_FILES) if tokenizer.name == TOKENIZER_FILE else {}
+    siblings = _existing(tokenizer.parent, TOKENIZER_FILES) if tokenizer.name == TOKENIZER_FILE else {}
     generation = {name: path for name, path in from_folder.items() if name == GENERATION_FILE}
     return {**generation, **siblings, TOKENIZER_FILE: tokenizer}
 
 
 def copy_files(files: dict[str, Path], output: Path) -> list[str]:
-    """Copy `files` into `output`, which has none of them; return a reason for each that cannot be copied."""
+    """Copy `files` into `output`, which has none of them. Return a reason for each file that cannot be copied."""
     reasons = []
     for name, path in files.items():
         try:
@@ -45,7 +45,7 @@ def copy_files(files: dict[str, Path], output: Path) -> list[str]:
     return reasons
 
 
-def _there(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+def _existing(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     return {name: folder / name for name in names if (folder / name).is_file()}
 
 

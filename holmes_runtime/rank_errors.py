@@ -1,4 +1,4 @@
-"""The error of a rank in the file that torchrun reads, which is there whole or not at all."""
+"""The file in which torchrun reads a rank's error, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch's variable
 
 
 class WholeErrorFile(ErrorHandler):
-    """torch's handler, which may be killed as it writes: torchrun then fails on half a file and names no rank."""
+    """A handler that writes the file whole. torchrun fails on a partial file of a killed rank, and names no rank."""
 
     def record_exception(self, e: BaseException) -> None:
-        """Write the error to another file, then give that the name."""
+        """Write the error to another file, and then rename that."""
         path = os.environ.get(ERROR_FILE)
         if path is None:
             super().record_exception(e)

@@ -1,4 +1,4 @@
-"""Recording of a few steps of one rank with torch's profiler, written for the agent as spans on tracks."""
+"""Recording of a few steps of one rank by torch's profiler, written for the agent as spans on tracks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from holmes_runtime.config.run_settings import ProfileSettings
 from holmes_runtime.config.strict_json import to_json
 
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-GPU_RANGES = "gpu_user_annotation"  # from the first kernel that a named range launched to its last
+GPU_RANGES = "gpu_user_annotation"  # from the first to the last kernel of a named range
 HOST_RANGES = "user_annotation"
 HOST_WORK = "cpu_op"
 NEVER = sys.maxsize
 
 
 class StepProfiler:
-    """A recorder of the steps that `settings` ask for, counted from `first_step`. It leaves a file in `folder`."""
+    """A recorder of the steps that `settings` name, counted from `first_step`. It writes a file in `folder`."""
 
     def __init__(
         self, settings: ProfileSettings | None, first_step: int, rank: int, folder: Path, device: torch.device
@@ -38,7 +38,7 @@ class StepProfiler:
         self._profile: profile | None = None
 
     def changes_at(self, step: int) -> bool:
-        """Return True if recording begins or ends before `step`, which takes time of its own."""
+        """Return True if recording begins or ends before `step`. Both take time."""
         return step >= min(self._begin, self._end)
 
     def reach(self, step: int) -> None:
@@ -70,8 +70,8 @@ class StepProfiler:
 def read_chrome_trace(trace: Mapping[str, Any], rank: int) -> RankTrace:
     """Return the first `MAX_SPANS` spans of torch's trace: ranges and GPU work, or operators if there is no GPU work.
 
-    On each track a span lies inside an earlier span that has not ended, or after it. Torch rounds to microseconds, by
-    which a span may end after the span around it. Such a span is cut.
+    Two spans on a track are nested or do not overlap. torch rounds to microseconds, so a span may end after the span
+    around it. Such a span is cut short.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     has_gpu = any(event.get("cat") in GPU_WORK for event in events)
@@ -111,7 +111,7 @@ def _tracks(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _nested(spans: Iterable[tuple[int, int, int]]) -> list[int]:
-    """Return durations of (track, start, duration), sorted so. None goes beyond the end of the span around it."""
+    """Return the durations of sorted spans (track, start, duration), cut at the end of the span around each."""
     durations: list[int] = []
     open_ends: list[int] = []
     last_track = None

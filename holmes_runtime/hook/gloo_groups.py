@@ -10,10 +10,10 @@ THREADS = 2  # torch's own default for a Gloo group
 
 
 def bind_gloo(gloo: Any, interface: Callable[[], str | None]) -> Any:
-    """Return the class to make Gloo groups by: `gloo` itself in all but the device.
+    """Return a subclass of `gloo` whose groups use the interface that `interface` returns, or torch's choice for None.
 
-    Every Gloo group is an instance of it, as torch asks for, also one whose Python object is gone. Options that a
-    script gives keep all but their devices.
+    torch tests with `isinstance` for Gloo groups, also for groups whose Python object is gone, so every Gloo group is
+    an instance of the subclass. Options from a script keep all except their devices.
     """
 
     class OfAnyGloo(type(gloo)):  # type: ignore[misc]

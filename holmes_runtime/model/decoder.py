@@ -310,8 +310,8 @@ class DecoderStage(nn.Module):
         """Return logits (micro_batch_size, seq_length, vocab_size / tp) on the last stage, else hidden states.
 
         inputs: int64 tokens (micro_batch_size, seq_length) on the first stage, else hidden states (micro_batch_size,
-        seq_length / tp, hidden_size). positions: for separate documents, of which there are at most `max_documents`,
-        each token's position in its document, for whole sequences, int64 (micro_batch_size, seq_length).
+        seq_length / tp, hidden_size). positions: for separate documents, at most `max_documents`, each token's position
+        in its document, for whole sequences, int64 (micro_batch_size, seq_length).
         """
         hidden = self._embed(inputs, positions) if self.is_first else inputs
         mask: Tensor | Masks | None = self.causal_masks

@@ -1,4 +1,4 @@
-"""The parts of a published model that an export of its run takes over, apart from files that are copied."""
+"""The parts of a published model that an export of its run keeps, apart from copied files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holmes_runtime.published.safetensors_files import TensorFolder
 
 @dataclass(frozen=True)
 class CarriedModel:
-    """config.json of the model in `folder`, and a GPT-2's whole table of positions, (n_positions, hidden_size)."""
+    """The config.json of the model in `folder`, and a GPT-2's whole position table (n_positions, hidden_size)."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -26,11 +26,11 @@ class CarriedModel:
 
 
 def read_carried(folder: Path, shape: ModelShape) -> CarriedModel:
-    """Return the parts carried over from the model in `folder`.
+    """Return the parts to keep from the model in `folder`.
 
     Raises:
-        ValueError: it is not, or no longer, a model of `shape`.
-        OSError: a file cannot be read.
+        ValueError: The folder does not hold a model of `shape`.
+        OSError: A file cannot be read.
     """
     check_config(folder, shape)
     positions = None

@@ -161,7 +161,7 @@ def test_a_published_model_trained_and_exported_is_itself_but_for_its_weights(
     assert export_command.main() == 0
 
     written = capsys.readouterr()
-    assert written.err.startswith("taken over: config.json, generation_config.json, tokenizer.json, tokenizer_config")
+    assert written.err.startswith("kept: config.json, generation_config.json, tokenizer.json, tokenizer_config")
     assert len(written.err.splitlines()) == 1
     again = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     kept = {**again.config.to_dict(), "_name_or_path": "", "transformers_version": ""}
@@ -208,13 +208,13 @@ def test_a_published_model_that_is_gone_is_named_with_what_to_do(checkpoint: Pat
 
     without: list[str] = []
     given: list[str] = []
-    export(checkpoint, tmp_path / "out", tell=without.append)
+    export(checkpoint, tmp_path / "out", notify=without.append)
     export(checkpoint, tmp_path / "again", moved, given.append)
 
     (note,) = without
     assert f"tokenizer of {tmp_path}/published, which the run began with" in note
     assert "to take them from a copy: --published FOLDER" in note
-    assert given == ["taken over: config.json, tokenizer.json"]
+    assert given == ["kept: config.json, tokenizer.json"]
 
 
 @pytest.mark.torch
@@ -223,7 +223,7 @@ def test_another_model_in_the_place_of_the_published_one_is_not_taken(checkpoint
     write_config(tmp_path / "published")
 
     notes: list[str] = []
-    export(checkpoint, tmp_path / "out", tell=notes.append)
+    export(checkpoint, tmp_path / "out", notify=notes.append)
 
     assert "family llama, not gpt" in "".join(notes)
     with pytest.raises(ValueError, match="family llama, not gpt"):
