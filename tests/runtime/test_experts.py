@@ -114,7 +114,7 @@ def test_a_torch_that_multiplies_groups_wrongly_or_not_at_all_is_not_used_for_it
         monkeypatch.setattr(functional, "grouped_mm", fault)
     expert_layer._is_right.cache_clear()
     assert not expert_layer._is_right(CPU)
-    assert "one after the other" in capsys.readouterr().out
+    assert "one by one" in capsys.readouterr().out
 
 
 def test_an_expert_without_tokens_has_gradients_of_zero() -> None:
