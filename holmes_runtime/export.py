@@ -17,18 +17,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holmes_runtime.carried_files import copy_files, files_to_carry
 from holmes_runtime.checkpoint.piece_loading import values_of
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.strict_json import decode
 from holmes_runtime.config.trainable import Lora
-from holmes_runtime.data.same_weights import identity_of
+from holmes_runtime.data.same_on_hosts import identity_of
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import newest_in
 from holmes_runtime.node.checkpoint_files.description import Description, whose_weights
 from holmes_runtime.node.checkpoint_files.piece_index import DamagedPiece, WrittenTensor, lacks, read_box, read_index
 from holmes_runtime.node.data_files.text import FileTokenizer
 from holmes_runtime.node.published_files.architectures import CONFIG_FILE
-from holmes_runtime.published.carried_model import read_carried
+from holmes_runtime.published.carried_model import copy_files, files_to_carry, read_carried
 from holmes_runtime.published.peft_adapters import write_adapters, write_merged
 from holmes_runtime.published.write_model import write_model
 

@@ -6,7 +6,6 @@ import os
 import resource
 import time
 from pathlib import Path
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -144,7 +143,5 @@ class MetricsFile:
     def __enter__(self) -> MetricsFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -74,7 +74,10 @@ def write_teacher_logits(
             f"{path} has examples packed in sequences of {length} tokens, but --seq-length is {seq_length}"
         )
     shape = read_shape(folder, length)
-    _check_tensors(folder, shape)
+    try:
+        check_published(folder, shape)
+    except FileNotFoundError as error:
+        raise ValueError(str(error)) from None
     tokens = _tokens(index)
     num_sequences = (len(tokens) - 1) // length
     if num_sequences < 1:
@@ -95,14 +98,6 @@ def write_teacher_logits(
         largest = f"{shape.num_layers} layers in {len(teacher.stages)} parts and {sizes.sequences} sequences at a time"
         raise MemoryError(f"{folder} does not fit into the memory of the GPU, with {largest}") from None
     return TaughtFile(file, device.type, len(teacher.stages))
-
-
-def _check_tensors(folder: Path, shape: ModelShape) -> None:
-    """Raise ValueError unless all weights of the model are in `folder`."""
-    try:
-        check_published(folder, shape)
-    except FileNotFoundError as error:
-        raise ValueError(str(error)) from None
 
 
 def _tokens(index: TokenFile) -> Tokens:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
 from holmes_runtime import metrics
 from holmes_runtime.comm import process_groups
@@ -22,8 +23,7 @@ from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
 from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
-from holmes_runtime.data.same_weights import common_frozen_weights
+from holmes_runtime.data.same_on_hosts import HostCorpus, check_same_corpus, common_frozen_weights
 from holmes_runtime.health.position_report import PositionReport, whereabouts_of
 from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.checkpoint_files.description import Counters
@@ -33,7 +33,6 @@ from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.outer.island_weights import BundledWeights
 from holmes_runtime.outer.outer_loop import OuterLoop
-from holmes_runtime.rank_errors import WholeErrorFile
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.run_steps import run_steps
 from holmes_runtime.trace import StepProfiler
@@ -41,6 +40,9 @@ from holmes_runtime.trainer import Trainer
 
 if TYPE_CHECKING:
     from holmes_runtime.checkpoint.checkpoints import Checkpoints
+
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch's variable
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,11 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     notices = RankNotices(launched.metrics_dir, me.rank)
     if corpus.bad_lines.count:
         notices.say("data", corpus.bad_lines.sentence, bad_lines_skipped=corpus.bad_lines.count)
-    checkpoints = open_checkpoints(config, me, corpus.digest, notices, frozen_weights) if config.checkpoint else None
+    checkpoints = None
+    if config.checkpoint:
+        from holmes_runtime.checkpoint.checkpoints import Checkpoints  # takes half a second: it imports torch's DTensor
+
+        checkpoints = Checkpoints(config, me, corpus.digest, notices, frozen_weights)
     is_new = checkpoints is None or checkpoints.is_empty
     where.now("building the model", alone=True)
     before_update = checkpoints.await_copy if checkpoints else lambda: None
@@ -177,15 +183,6 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
         lines.end(first_step)
 
 
-def open_checkpoints(
-    config: RunConfig, me: Rank, digest: str, notices: RankNotices, frozen_weights: str | None
-) -> Checkpoints:
-    """Return the checkpoints of a job that saves them."""
-    from holmes_runtime.checkpoint.checkpoints import Checkpoints  # takes half a second: it imports torch's DTensor
-
-    return Checkpoints(config, me, digest, notices, frozen_weights)
-
-
 def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) -> Counters | None:
     """Load the newest checkpoint and return its counters; None if there is none.
 
@@ -215,6 +212,21 @@ def _stop_in_order(trainer: Trainer) -> None:
     """Finish and save the current step, and then stop. A second SIGTERM ends the process at once."""
     trainer.ask_to_stop()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class WholeErrorFile(ErrorHandler):
+    """A handler that writes the file whole. torchrun fails on a partial file of a killed rank, and names no rank."""
+
+    def record_exception(self, e: BaseException) -> None:
+        """Write the error to another file, and then rename that."""
+        path = os.environ.get(ERROR_FILE)
+        if path is None:
+            super().record_exception(e)
+            return
+        os.environ[ERROR_FILE] = f"{path}.partial"
+        super().record_exception(e)
+        os.environ[ERROR_FILE] = path
+        Path(f"{path}.partial").replace(path)
 
 
 @partial(record, error_handler=WholeErrorFile())

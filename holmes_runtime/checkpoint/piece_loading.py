@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from holmes_runtime.checkpoint.host_folders import HostFolders
+from holmes_runtime.checkpoint.piece_files import saved_chunks
 from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
-from holmes_runtime.checkpoint.reshard import saved_chunks
 from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.config.checks import check, check_counts

@@ -69,7 +69,6 @@ from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.node.admission.tunnel import Tunnel, take_down
 from holmes_runtime.node.interface_counters import read_byte_counters, read_port_counters
 from holmes_runtime.node.left_behind import hold, remove_memory, remove_unstarted
-from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import oom_kills, read_facts
@@ -80,11 +79,12 @@ from holmes_runtime.node.process_tree import (
     end_descendants,
     local_rank_of,
     read_process,
+    send,
     survives,
 )
 from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, WAKING_PIPE, AgentAsChild, relay, rouse
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
-from holmes_runtime.node.tail import Tail
+from holmes_runtime.node.tail import LeftFiles, Tail
 
 POLL_S = 0.1
 WAITING_POLL_S = 0.5
@@ -239,8 +239,7 @@ class Agent:
         elif isinstance(command, FromMeeting) and self._meeting is not None:
             self._meeting.hand_on(command)
         elif isinstance(command, Save) and torchrun is not None:
-            for process in self._ranks(torchrun).values():
-                self._send(process, signal.SIGTERM)
+            send(self._ranks(torchrun).values(), signal.SIGTERM)
         elif isinstance(command, Stacks) and torchrun is not None:
             self._report(RankStates(self._ask_ranks(torchrun)))
 
@@ -254,8 +253,7 @@ class Agent:
         for rank in ranks.values():
             for number in (signal.SIGUSR1, ASK_SIGNAL):
                 asked = (one for one in (rank, *descendants(rank.pid)) if survives(one.pid, number))
-                for process in itertools.islice(asked, 1):
-                    self._send(process, number)
+                send(itertools.islice(asked, 1), number)
         return tuple(RankState(local_rank, process.state) for local_rank, process in ranks.items())
 
     def _ranks(self, torchrun: int) -> dict[int, Process]:
@@ -263,10 +261,6 @@ class Agent:
         children = (process for process in descendants(torchrun) if process.parent == torchrun)
         found = ((local_rank_of(process.pid), process) for process in children)
         return {local_rank: process for local_rank, process in found if local_rank is not None}
-
-    def _send(self, process: Process, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
 
     def _show_life(self) -> None:
         """Send the controller a sign of life if nothing else was sent."""

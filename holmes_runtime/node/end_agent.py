@@ -6,16 +6,14 @@ After that it removes the tunnel. Prints the processes that could not be ended, 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import sys
 import time
 from pathlib import Path
 
 from holmes_runtime.node.admission.tunnel import take_down
-from holmes_runtime.node.process_tree import Process, descendants, read_process
+from holmes_runtime.node.process_tree import Process, descendants, read_process, send
 from holmes_runtime.node.relay import AGENT_FILE
 
 GRACE_S = 6.0
@@ -32,17 +30,11 @@ def end_agent(folder: Path) -> list[Process]:
     if agent is None or agent.start_ticks != recorded["start_ticks"]:
         return []
     all_of_it = [agent, *descendants(agent.pid)]
-    _signal([agent], signal.SIGTERM)
+    send([agent], signal.SIGTERM)
     if left := _after(all_of_it, GRACE_S):
-        _signal(left, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         left = _after(left, KILL_S)
     return left
-
-
-def _signal(processes: list[Process], number: signal.Signals) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
 
 
 def _after(processes: list[Process], limit_s: float) -> list[Process]:

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from holmes_runtime.config.node_config import TRAINER_FILE, TRAINER_VARIABLE
 from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.config.rooted_path import CACHE_PARTS
-from holmes_runtime.node.compile_caches import compile_caches
-from holmes_runtime.node.start_torchrun import gpu_environment, rank_words
+from holmes_runtime.node.start_torchrun import compile_caches, gpu_environment, rank_words
 
 RANK_TABLE = "ranks"
 SECRET = "secret-"

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from holmes_runtime import export as export_command
-from holmes_runtime.carried_files import copy_files, files_to_carry
 from holmes_runtime.checkpoint.tensor_piece import weights_of
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
@@ -21,6 +20,7 @@ from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.node.checkpoint_files.description import Counters, Description, Origin, describe, kept_origin
 from holmes_runtime.node.published_files.architectures import carried_config, published_config, read_shape
 from holmes_runtime.parallel.zero1 import Zero1
+from holmes_runtime.published.carried_model import copy_files, files_to_carry
 from holmes_runtime.published.first_weights import load_first_weights
 
 from .forked_ranks import launch_forked
