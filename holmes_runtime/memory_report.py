@@ -13,6 +13,7 @@ import torch
 
 from holmes_runtime.config.rank_metrics import rank_file
 from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.node.data_files.whole_file import whole_file
 
 MAX_NAMED = 5
 MAX_WRITTEN = 200
@@ -62,10 +63,8 @@ def named_when_full(
         yield
     except torch.OutOfMemoryError as error:
         report = report_of(snapshot(), rank, _asked(error))
-        path = folder / rank_file("memory", rank)
-        partial = path.with_suffix(".partial")
-        partial.write_text(to_json(report), encoding="utf-8")
-        partial.rename(path)
+        with whole_file(folder / rank_file("memory", rank)) as file:
+            file.write(to_json(report).encode())
         raise torch.OutOfMemoryError(in_words(report)) from None
 
 

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from holmes_runtime.config.rank_metrics import MAX_SPANS, RankTrace, rank_file
 from holmes_runtime.config.run_settings import ProfileSettings
 from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.node.data_files.whole_file import whole_file
 
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 GPU_RANGES = "gpu_user_annotation"  # from the first to the last kernel of a named range
@@ -61,10 +62,8 @@ class StepProfiler:
             self._profile.export_chrome_trace(str(whole))
             trace = read_chrome_trace(json.loads(whole.read_text(encoding="utf-8")), self._rank)
         self._profile, self._end = None, NEVER
-        path = self._folder / rank_file("trace", self._rank)
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(gzip.compress(to_json(trace).encode(), 6))
-        partial.rename(path)
+        with whole_file(self._folder / rank_file("trace", self._rank)) as file:
+            file.write(gzip.compress(to_json(trace).encode(), 6))
 
 
 def read_chrome_trace(trace: Mapping[str, Any], rank: int) -> RankTrace:

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,19 +38,13 @@ def initial_value(
     if owner.endswith("norm"):
         return torch.ones(part.shape)
     if is_adapter(name):
+        if kind == "b":
+            return torch.zeros(part.shape)
         bound = 1 / math.sqrt(shape[1])
-        return torch.zeros(part.shape) if kind == "b" else _draw(name, part, partial(_uniform, bound=bound), seed)
+        return _draw(name, part, lambda values, generator: values.uniform_(-bound, bound, generator=generator), seed)
     writes_residual = owner.endswith(("attention.projection", "mlp.down", "experts.down"))
     std = INIT_STD / math.sqrt(2 * num_layers) if writes_residual else INIT_STD
-    return _draw(name, part, partial(_normal, std=std), seed)
-
-
-def _normal(values: Tensor, generator: torch.Generator, std: float) -> Tensor:
-    return values.normal_(0.0, std, generator=generator)
-
-
-def _uniform(values: Tensor, generator: torch.Generator, bound: float) -> Tensor:
-    return values.uniform_(-bound, bound, generator=generator)
+    return _draw(name, part, lambda values, generator: values.normal_(0.0, std, generator=generator), seed)
 
 
 def _draw(name: str, part: TensorPart, draw: Callable[[Tensor, torch.Generator], Tensor], seed: int) -> Tensor:

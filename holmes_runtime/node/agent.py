@@ -20,35 +20,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from holmes_runtime.config import messages
 from holmes_runtime.config.islands.rendezvous_messages import FromMeeting
-from holmes_runtime.config.messages import (
-    ASK_FILE,
-    ASK_SIGNAL,
-    POSITIONS_FILE,
-    Alive,
-    Command,
-    Exited,
-    Go,
-    HostCounters,
-    Meet,
-    Message,
-    Met,
-    RankFailed,
-    RankPosition,
-    RankPrinted,
-    RankState,
-    RankStates,
-    RanksUp,
-    Reach,
-    Reached,
-    Ready,
-    Refused,
-    Save,
-    Stacks,
-    Started,
-    Stop,
-    Stuck,
-)
 from holmes_runtime.config.node_config import AGENT_LOCK_FILE, TRAINER_FILE, NodeConfig, hca_ports, memory_folder
 from holmes_runtime.config.rank_metrics import (
     GROUPS_FILE,
@@ -92,12 +65,12 @@ GRACE_S = 3.0
 NOTICED_S = 5.0  # by then the controller has also noticed that the agent is silent
 ALIVE_S = 2.0
 COUNTERS_S = 0.5
-RECORDS_OF_RANKS: Mapping[str, type[Message]] = {
+RECORDS_OF_RANKS: Mapping[str, type[messages.Message]] = {
     NOTICES_FILE: RankNotice,  # before the steps that follow them
     GROUPS_FILE: GroupRecord,
     OUTER_SYNCS_FILE: RankOuterSync,
     METRICS_FILE: RankMetrics,
-    POSITIONS_FILE: RankPosition,
+    messages.POSITIONS_FILE: messages.RankPosition,
 }
 """The ranks' files of records that are forwarded line by line, by name."""
 
@@ -139,7 +112,9 @@ class Agent:
             self._gpu_kinds = tuple(sorted(planned))
             taken = self._gpu_claims.take(self._config.gpus, facts.gpus or (), self._config.run_id)
             listeners = self._listeners.open(facts.interfaces)
-            self._report(Ready(facts._replace(gpus_taken=taken), listeners, self._listeners.open_rendezvous(), end))
+            self._report(
+                messages.Ready(facts._replace(gpus_taken=taken), listeners, self._listeners.open_rendezvous(), end)
+            )
             go = self._wait_for_go()
             return 3 if go is None else self._train(go)
         finally:
@@ -155,17 +130,19 @@ class Agent:
         """End all ranks. A rank that waits for a device cannot be ended and is reported."""
         left = end_descendants(grace_s)
         if left:
-            self._report(Stuck(tuple(f"{process.pid} {process.name} (state {process.state})" for process in left)))
+            self._report(
+                messages.Stuck(tuple(f"{process.pid} {process.name} (state {process.state})" for process in left))
+            )
 
-    def _wait_for_go(self) -> Go | None:
+    def _wait_for_go(self) -> messages.Go | None:
         """Return the command to start the ranks, or None if the agent is to stop first."""
         while not self._left_alone():
             for command in self._commands.take(WAITING_POLL_S):
-                if isinstance(command, Reach):
-                    self._report(Reached(self._listeners.reach(command.destinations)))
-                elif isinstance(command, Meet) and self._tunnel is not None:
-                    self._report(Met(self._tunnel.meet(command.ends)))
-                elif isinstance(command, Go):
+                if isinstance(command, messages.Reach):
+                    self._report(messages.Reached(self._listeners.reach(command.destinations)))
+                elif isinstance(command, messages.Meet) and self._tunnel is not None:
+                    self._report(messages.Met(self._tunnel.meet(command.ends)))
+                elif isinstance(command, messages.Go):
                     return command
                 else:
                     self._obey(command)
@@ -194,19 +171,19 @@ class Agent:
             self._obey(command, torchrun)
         self._show_life()
 
-    def _train(self, go: Go) -> int:
+    def _train(self, go: messages.Go) -> int:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
         try:
             gate = StoreGate(nodes, self._config.node_rank, go.master_port, secret, self._listeners.rendezvous)
             self._meeting = RendezvousGate(self._report_at_once) if self._config.meets else None
         except OSError as error:
             words = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
-            self._report(RankFailed(None, 1, words, time.time()))
+            self._report(messages.RankFailed(None, 1, words, time.time()))
             return 1
         torchrun = start_torchrun(self._config, self._folder, gate, self._meeting, rank_key(secret))
         gate.open()
         self._listeners.close()
-        self._report(Started())
+        self._report(messages.Started())
         while torchrun.poll() is None:
             # Just before the check, as this process may have been suspended. torch takes seconds to import.
             self._hear(POLL_S if self._ranks_are_up else WAITING_POLL_S, torchrun.pid)
@@ -218,43 +195,43 @@ class Agent:
             # On a full disk ranks fail at their next line of metrics, without room to say why. Or the store is gone.
             fault = self._with_disk("the ranks were ended") if self._messages.disk_was_full else gate.fault
             if fault is not None:
-                self._report(RankFailed(None, 1, fault, time.time()))
+                self._report(messages.RankFailed(None, 1, fault, time.time()))
                 self._end(GRACE_S)
                 return 1
         self._end(0.0)
         self._forward_output(last=True)
         if torchrun.returncode != 0 and gate.fault is not None:
-            self._report(RankFailed(None, 1, gate.fault, time.time()))
+            self._report(messages.RankFailed(None, 1, gate.fault, time.time()))
         elif torchrun.returncode != 0:
             self._report_failures(torchrun.returncode)
-        self._report(Exited(torchrun.returncode))
+        self._report(messages.Exited(torchrun.returncode))
         return 0 if torchrun.returncode == 0 else 1
 
-    def _obey(self, command: Command | Refused, torchrun: int | None = None) -> None:
+    def _obey(self, command: messages.Command | messages.Refused, torchrun: int | None = None) -> None:
         """Carry out a command. `Save` and `Stacks` are for ranks, so without torchrun they do nothing."""
-        if isinstance(command, Stop):
+        if isinstance(command, messages.Stop):
             self._told_to_stop = True
-        elif isinstance(command, Refused):
+        elif isinstance(command, messages.Refused):
             self._report(command)
         elif isinstance(command, FromMeeting) and self._meeting is not None:
             self._meeting.hand_on(command)
-        elif isinstance(command, Save) and torchrun is not None:
+        elif isinstance(command, messages.Save) and torchrun is not None:
             send(self._ranks(torchrun).values(), signal.SIGTERM)
-        elif isinstance(command, Stacks) and torchrun is not None:
-            self._report(RankStates(self._ask_ranks(torchrun)))
+        elif isinstance(command, messages.Stacks) and torchrun is not None:
+            self._report(messages.RankStates(self._ask_ranks(torchrun)))
 
-    def _ask_ranks(self, torchrun: int) -> tuple[RankState, ...]:
+    def _ask_ranks(self, torchrun: int) -> tuple[messages.RankState, ...]:
         """Ask every rank for its position. Return the kernel's state of each.
 
         In a trainer's own command, the first process that does not die from the signal, as a shell would, is asked.
         """
-        (self._folder / ASK_FILE).touch()
+        (self._folder / messages.ASK_FILE).touch()
         ranks = self._ranks(torchrun)
         for rank in ranks.values():
-            for number in (signal.SIGUSR1, ASK_SIGNAL):
+            for number in (signal.SIGUSR1, messages.ASK_SIGNAL):
                 asked = (one for one in (rank, *descendants(rank.pid)) if survives(one.pid, number))
                 send(itertools.islice(asked, 1), number)
-        return tuple(RankState(local_rank, process.state) for local_rank, process in ranks.items())
+        return tuple(messages.RankState(local_rank, process.state) for local_rank, process in ranks.items())
 
     def _ranks(self, torchrun: int) -> dict[int, Process]:
         """Return the processes that torchrun has started, by local rank."""
@@ -265,20 +242,20 @@ class Agent:
     def _show_life(self) -> None:
         """Send the controller a sign of life if nothing else was sent."""
         if time.monotonic() - self._messages.last_s > ALIVE_S:
-            self._report(Alive())
+            self._report(messages.Alive())
 
     def _forward_output(self, last: bool = False) -> None:
         """Report new log lines and metrics. The logs of ranks are logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log."""
         logs = sorted(self._folder.glob("logs/*/attempt_*/*/std*.log"))
         if not self._ranks_are_up and len({path.parent for path in logs}) == self._config.num_ranks:
             self._ranks_are_up = True
-            self._report(RanksUp())
+            self._report(messages.RanksUp())
         if (self._folder / TRAINER_FILE).exists() and time.monotonic() - self._counted_s > COUNTERS_S:
             self._counted_s = time.monotonic()
-            self._report(HostCounters(self._counters(), self._gpu_kinds))  # before the steps that lines end
+            self._report(messages.HostCounters(self._counters(), self._gpu_kinds))  # before the steps that lines end
         for path in logs:
             for line in self._new_lines(path, last):
-                self._report(RankPrinted(int(path.parent.name), line))
+                self._report(messages.RankPrinted(int(path.parent.name), line))
         for name, record in RECORDS_OF_RANKS.items():
             for line in self._whole_lines(name):
                 self._report(parse(record, line))
@@ -303,12 +280,12 @@ class Agent:
         killed = oom_kills() - self._oom_kills
         if (failures := self._folder / FAILURES_FILE).exists():
             for line in failures.read_text(encoding="utf-8").splitlines():
-                failed = parse(RankFailed, line)
+                failed = parse(messages.RankFailed, line)
                 self._report(failed._replace(message=self._with_disk(failed.message), oom_kills=killed))
             return
         lines = (self._folder / TORCHRUN_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         message = self._with_disk(f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}")
-        self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
+        self._report(messages.RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
 
     def _with_disk(self, message: str) -> str:
         """Return the message of a failure, with a note if the disk was full: a rank may lack room to say so."""
@@ -317,7 +294,7 @@ class Agent:
             return message
         return f"{message.rstrip()}\nNo space left on device: {self._folder}"
 
-    def _report_at_once(self, message: Message) -> None:
+    def _report_at_once(self, message: messages.Message) -> None:
         self._messages.report(message)
         rouse(self._folder)
 
