@@ -252,7 +252,7 @@ class Checkpoints:
         fault, damage = loading.load(self._group)
         if fault is None:
             self._warn(f"{sentence}: read from another folder" for sentence in (*found.lost, *damage))
-            self._writer.note_origin(saved.origin)
+            self._writer.loaded = saved.origin
         return saved.counters, fault
 
     def _described(self, folder: Path, found: WholeCheckpoint) -> ReadIndex:

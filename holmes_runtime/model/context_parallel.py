@@ -183,7 +183,6 @@ class _GatherKeys(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Return the gradients of this part's key and value."""
         return *_scatter_sum(gradients, ctx.cp, ctx.repeats), None, None
 
 

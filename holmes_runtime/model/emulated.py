@@ -81,7 +81,6 @@ class _Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient unchanged, after a sleep."""
         ctx.clock.spend(ctx.backward_s)
         return gradients[0], None, None, None
 

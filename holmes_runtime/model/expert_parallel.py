@@ -88,7 +88,6 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient of the rows sent."""
         return _all_to_all(gradients[0], ctx.ep, ctx.received, ctx.sent), None, None, None
 
 

@@ -199,7 +199,6 @@ class _WithLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Return the gradients of values and loss."""
         (loss,) = ctx.saved_tensors
         return gradients[0], torch.full_like(loss, ctx.scale()), None
 
@@ -215,7 +214,6 @@ class _WithoutRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient of the weights."""
         (counts,) = ctx.saved_tensors
         return torch.where(counts.view(-1, 1, 1) > 0, gradients[0], 0), None
 
@@ -231,7 +229,6 @@ class _WeighedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of all three."""
         gate, up, shares = ctx.saved_tensors
         gated, of_product = functional.silu(gate), gradients[0] * shares
         of_gate = torch.ops.aten.silu_backward(of_product * up, gate)

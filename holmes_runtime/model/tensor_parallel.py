@@ -217,7 +217,6 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient of the stretch."""
         return _start_scatter_sum(gradients[0].contiguous(), ctx.tp)(), None
 
 
@@ -232,5 +231,4 @@ class _ScatterSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradients of all stretches (batch, seq, channels)."""
         return _start_gather(gradients[0], ctx.tp)(), None

@@ -55,7 +55,7 @@ from holmes_runtime.node.process_tree import (
     send,
     survives,
 )
-from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, WAKING_PIPE, AgentAsChild, relay, rouse
+from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, WAKING_PIPE, AgentAsChild, relay, wake_relay
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
 from holmes_runtime.node.tail import LeftFiles, Tail
 
@@ -90,7 +90,7 @@ class Agent:
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
-        self._told_to_stop = self._has_to_go = False  # asked by the controller, and by a signal
+        self._stop_requested = self._was_signalled = False  # asked by the controller, and by a signal
         self._ranks_are_up = False
         self._oom_kills = oom_kills()
         self._counted_s = 0.0
@@ -99,7 +99,7 @@ class Agent:
     def run(self) -> int:
         """Run the attempt. Return the exit code: 0 done, 1 failed, 3 stopped or without a controller."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: setattr(self, "_has_to_go", True))
+            signal.signal(number, lambda *_: setattr(self, "_was_signalled", True))
         end = self._tunnel.open() if self._tunnel is not None else None  # first: wireguard-go must outlive the ranks
         adopt_orphans()
         remembered = Path(memory_folder(self._config.run_id, self._config.host))
@@ -119,12 +119,12 @@ class Agent:
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
-            if remembered.exists() and not self._will_be_seen_to():
+            if remembered.exists() and not self._controller_returns():
                 shutil.rmtree(remembered, ignore_errors=True)
             if held is not None:
                 held.close()
             if self._tunnel is not None:
-                self._tunnel.let_go()
+                self._tunnel.release()
 
     def _end(self, grace_s: float) -> None:
         """End all ranks. A rank that waits for a device cannot be ended and is reported."""
@@ -136,7 +136,7 @@ class Agent:
 
     def _wait_for_go(self) -> messages.Go | None:
         """Return the command to start the ranks, or None if the agent is to stop first."""
-        while not self._left_alone():
+        while not self._must_end():
             for command in self._commands.take(WAITING_POLL_S):
                 if isinstance(command, messages.Reach):
                     self._report(messages.Reached(self._listeners.reach(command.destinations)))
@@ -145,31 +145,31 @@ class Agent:
                 elif isinstance(command, messages.Go):
                     return command
                 else:
-                    self._obey(command)
-            self._show_life()
+                    self._carry_out(command)
+            self._send_sign_of_life()
         return None
 
-    def _left_alone(self) -> bool:
-        return self._told_to_stop or self._has_to_go or (not self._config.detached and self._hears_nobody())
+    def _must_end(self) -> bool:
+        return self._stop_requested or self._was_signalled or (not self._config.detached and self._is_abandoned())
 
-    def _hears_nobody(self) -> bool:
+    def _is_abandoned(self) -> bool:
         """Return True if the controller was silent too long: it can neither restart the run nor remove its files."""
         return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
 
-    def _will_be_seen_to(self) -> bool:
+    def _controller_returns(self) -> bool:
         """Return True if the controller is heard again. Ranks may also end because another agent lost it first."""
         self._hear(0.0)
         since_s = time.monotonic()
-        while not self._has_to_go and not self._hears_nobody():  # a signal may come, as at the end of a Slurm job
-            if self._told_to_stop or self._commands.last_heard_s >= since_s:
+        while not self._was_signalled and not self._is_abandoned():  # a signal may come, as at the end of a Slurm job
+            if self._stop_requested or self._commands.last_heard_s >= since_s:
                 return True
             self._hear(POLL_S)
         return False
 
     def _hear(self, timeout_s: float, torchrun: int | None = None) -> None:
         for command in self._commands.take(timeout_s):
-            self._obey(command, torchrun)
-        self._show_life()
+            self._carry_out(command, torchrun)
+        self._send_sign_of_life()
 
     def _train(self, go: messages.Go) -> int:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
@@ -187,7 +187,7 @@ class Agent:
         while torchrun.poll() is None:
             # Just before the check, as this process may have been suspended. torch takes seconds to import.
             self._hear(POLL_S if self._ranks_are_up else WAITING_POLL_S, torchrun.pid)
-            if self._left_alone():
+            if self._must_end():
                 self._end(GRACE_S)
                 self._forward_output(last=True)
                 return 3
@@ -207,10 +207,10 @@ class Agent:
         self._report(messages.Exited(torchrun.returncode))
         return 0 if torchrun.returncode == 0 else 1
 
-    def _obey(self, command: messages.Command | messages.Refused, torchrun: int | None = None) -> None:
+    def _carry_out(self, command: messages.Command | messages.Refused, torchrun: int | None = None) -> None:
         """Carry out a command. `Save` and `Stacks` are for ranks, so without torchrun they do nothing."""
         if isinstance(command, messages.Stop):
-            self._told_to_stop = True
+            self._stop_requested = True
         elif isinstance(command, messages.Refused):
             self._report(command)
         elif isinstance(command, FromMeeting) and self._meeting is not None:
@@ -239,7 +239,7 @@ class Agent:
         found = ((local_rank_of(process.pid), process) for process in children)
         return {local_rank: process for local_rank, process in found if local_rank is not None}
 
-    def _show_life(self) -> None:
+    def _send_sign_of_life(self) -> None:
         """Send the controller a sign of life if nothing else was sent."""
         if time.monotonic() - self._messages.last_s > ALIVE_S:
             self._report(messages.Alive())
@@ -296,7 +296,7 @@ class Agent:
 
     def _report_at_once(self, message: messages.Message) -> None:
         self._messages.report(message)
-        rouse(self._folder)
+        wake_relay(self._folder)
 
 
 def _clean_up(folder: Path, detached: bool) -> None:

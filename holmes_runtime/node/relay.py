@@ -97,7 +97,7 @@ class AgentAsChild:
             os.kill(self._pid, signal.SIGKILL)
 
 
-def rouse(folder: Path) -> None:
+def wake_relay(folder: Path) -> None:
     """Have the relay look for messages now. If no relay runs, do nothing."""
     with contextlib.suppress(OSError):
         pipe = os.open(folder / WAKING_PIPE, os.O_WRONLY | os.O_NONBLOCK)
@@ -131,22 +131,18 @@ def _write(data: bytes) -> tuple[bytes, bool]:
         return b"", False
 
 
-def _lock_is_free(folder: Path) -> bool:
-    """Return True if the agent has ended: it holds its lock while it lives, and removes the folder at its end."""
+def _has_ended(folder: Path) -> bool:
+    """Return True if the agent has ended, and remove its tunnel, which a killed first relay may have left.
+
+    The agent holds its lock while it lives.
+    """
     try:
         with open(folder / AGENT_LOCK_FILE, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except FileNotFoundError:
-        return True
-    return True
-
-
-def _has_ended(folder: Path) -> bool:
-    """Return True if the agent has ended. Then remove its tunnel, which a first relay that ended may have left."""
-    if not _lock_is_free(folder):
-        return False
+    except FileNotFoundError:  # the folder is removed at the agent's end
+        pass
     take_down(folder)
     return True
 

@@ -50,7 +50,7 @@ class GpuClaims:
                 taken.append(holder)
         return tuple(taken)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release all claims."""
         while self._held:
             self._held.pop().close()

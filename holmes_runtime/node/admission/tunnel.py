@@ -107,7 +107,7 @@ class Tunnel:
         is_kept = self._hub not in (None, self._node_rank)
         return Peer(end.public_key, self._endpoints[rank], end.port, self._addresses[rank], relayed, is_kept)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the lock; the interface is left for the relay, `end_agent` or the next run to remove."""
         if self._record is not None:
             os.close(self._record)
