@@ -338,8 +338,8 @@ class Trainer:
         except (ValueError, RuntimeError) as error:
             wires = wires_in_words(self.config)
             raise RuntimeError(
-                f"step {step + 1}: what ranks sent to one another {CHANGED}, in one of the groups {wires}; {so_far}; "
-                f"they could not find out in which: {error}"
+                f"step {step + 1}: data between ranks {CHANGED}, in one of the groups {wires}; {so_far}; "
+                f"it is unknown in which, because digests could not be compared: {error}"
             ) from None
         if found and self.me.rank != found[0].odd[0]:
             HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()

@@ -121,9 +121,7 @@ class Checkpoints:
         if steps not in (each for each, _ in whole):
             there = ", ".join(name for _, name in whole) or "none"
             faults = "".join(f"; {fault}" for each in self._offers for fault in each.faults if not each.offers)
-            raise RuntimeError(
-                f"{self._folder.path} has no whole checkpoint of step {steps}; whole are: {there}{faults}"
-            )
+            raise RuntimeError(f"{self._folder.path} has no whole checkpoint of step {steps}; it has: {there}{faults}")
 
     def _place(self, folder: Offers) -> str:
         """Return the host and the path, or only the path if all hosts share one folder."""
@@ -232,7 +230,7 @@ class Checkpoints:
         if described.pieces is None:
             return None, described.fault
         if (described.pieces.save_id, described.pieces.files) != (found.offer.save_id, found.offer.files):
-            return None, f"{folder} is described otherwise than a moment ago"
+            return None, f"the index of {folder} has changed since a moment ago"
         try:
             saved = Description.parse(described.description, folder / DESCRIPTION_FILE)
         except ValueError as error:

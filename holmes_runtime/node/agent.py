@@ -135,7 +135,7 @@ class Agent:
             )
 
     def _wait_for_go(self) -> messages.Go | None:
-        """Return the command to start the ranks, or None if the agent is to stop first."""
+        """Return the command to start the ranks, or None if the agent must end first."""
         while not self._must_end():
             for command in self._commands.take(WAITING_POLL_S):
                 if isinstance(command, messages.Reach):
@@ -153,11 +153,11 @@ class Agent:
         return self._stop_requested or self._was_signalled or (not self._config.detached and self._is_abandoned())
 
     def _is_abandoned(self) -> bool:
-        """Return True if the controller was silent too long: it can neither restart the run nor remove its files."""
+        """Return True if the controller was silent for too long to restart the run or remove its files."""
         return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
 
     def _controller_returns(self) -> bool:
-        """Return True if the controller is heard again. Ranks may also end because another agent lost it first."""
+        """Return True if the controller is heard from in time. Ranks may also end because another agent lost it."""
         self._hear(0.0)
         since_s = time.monotonic()
         while not self._was_signalled and not self._is_abandoned():  # a signal may come, as at the end of a Slurm job
@@ -185,14 +185,14 @@ class Agent:
         self._listeners.close()
         self._report(messages.Started())
         while torchrun.poll() is None:
-            # Just before the check, as this process may have been suspended. torch takes seconds to import.
+            # Listen just before the check, because this process may have been suspended. torch takes seconds to import.
             self._hear(POLL_S if self._ranks_are_up else WAITING_POLL_S, torchrun.pid)
             if self._must_end():
                 self._end(GRACE_S)
                 self._forward_output(last=True)
                 return 3
             self._forward_output()
-            # On a full disk ranks fail at their next line of metrics, without room to say why. Or the store is gone.
+            # On a full disk ranks fail at their next line of metrics, with no room for the reason.
             fault = self._with_disk("the ranks were ended") if self._messages.disk_was_full else gate.fault
             if fault is not None:
                 self._report(messages.RankFailed(None, 1, fault, time.time()))
@@ -223,7 +223,7 @@ class Agent:
     def _ask_ranks(self, torchrun: int) -> tuple[messages.RankState, ...]:
         """Ask every rank for its position. Return the kernel's state of each.
 
-        In a trainer's own command, the first process that does not die from the signal, as a shell would, is asked.
+        In a trainer's own command, the first process is asked that a signal does not end, as it would end a shell.
         """
         (self._folder / messages.ASK_FILE).touch()
         ranks = self._ranks(torchrun)
@@ -300,7 +300,7 @@ class Agent:
 
 
 def _clean_up(folder: Path, detached: bool) -> None:
-    """Remove what the run left on the node. A detached run's folder stays for a controller that comes back."""
+    """Remove the run's files on the node. A detached run's folder stays for a controller that returns."""
     shutil.rmtree((folder / TEMPORARY_LINK).resolve(), ignore_errors=True)
     if not detached:
         os.chdir("/")

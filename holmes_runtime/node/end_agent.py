@@ -1,7 +1,7 @@
-"""`python -m holmes_runtime.node.end_agent` in a node's folder: ends its agent and all it started, by recorded ids.
+"""`python -m holmes_runtime.node.end_agent` in a node's folder: end its agent and all that it started, by recorded ids.
 
-For a run whose controller is gone. It sends SIGTERM, which an agent answers by ending its ranks, and then SIGKILL.
-After that it removes the tunnel. Prints the processes that could not be ended, one per line.
+It is for runs whose controller is gone. It sends SIGTERM, on which an agent ends its ranks, and later SIGKILL. Then it
+removes the tunnel, and prints the processes that could not be ended, one per line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def end_agent(folder: Path) -> list[Process]:
 
 
 def _after(processes: list[Process], limit_s: float) -> list[Process]:
-    """Return those that still run when all have ended or the time is up."""
+    """Wait for the end of all processes, for at most `limit_s`. Return those that still run."""
     deadline = time.monotonic() + limit_s
     while left := [process for process in processes if _runs(process)]:
         if time.monotonic() > deadline:

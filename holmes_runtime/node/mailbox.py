@@ -88,7 +88,7 @@ class MessageFile:
             self._part_written_bytes += written
 
     def _begin_part(self) -> None:
-        """Put the newest part aside and drop the one before. A disk without room for a file leaves everything as is."""
+        """Begin a new part and drop all but the newest two. If the disk has no room for a file, change nothing."""
         self._parts.append(PART_NAME.format(before=self._count))
         try:
             file = self._open()

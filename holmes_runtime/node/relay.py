@@ -1,7 +1,7 @@
-"""Carries messages from a node's folder to the controller and commands back, through standard output and input.
+"""The relay of a node: messages from its folder to the controller and commands back, by standard output and input.
 
-The agent's first relay starts the agent. `python -m holmes_runtime.node.relay N` in the folder is a later relay, which
-skips the first N messages. A relay whose controller is gone waits for the agent's end. The agent waits for no relay.
+The first relay starts the agent. `python -m holmes_runtime.node.relay N` in the folder is a later relay, which skips
+the first N messages. A relay whose controller is gone waits for the agent's end. The agent does not wait for relays.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class AgentAsChild:
 
 
 def wake_relay(folder: Path) -> None:
-    """Have the relay look for messages now. If no relay runs, do nothing."""
+    """Make the relay look for messages now. If no relay runs, do nothing."""
     with contextlib.suppress(OSError):
         pipe = os.open(folder / WAKING_PIPE, os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, b"\n")
@@ -106,7 +106,7 @@ def wake_relay(folder: Path) -> None:
 
 
 def _pass_on(folder: Path) -> bool:
-    """Pass on what the controller sent. Return False at the end of the input."""
+    """Pass the controller's data on to the agent. Return False at the end of the input."""
     data = os.read(0, 65536)
     if data:
         with contextlib.suppress(OSError):  # the agent has ended
