@@ -20,8 +20,7 @@ import pytest
 from holmes_core.records.trainer_settings import unhooked_python
 from holmes_runtime.config.node_config import TRAINER_VARIABLE
 from holmes_runtime.config.trainer_config import HOOK_FOLDER, SHARED, TrainerConfig, TrainerNetwork, TrainerRank
-from holmes_runtime.hook.gloo_groups import bind_gloo
-from holmes_runtime.hook.group_hook import hook_groups
+from holmes_runtime.hook.group_hook import bind_gloo, hook_groups
 from holmes_runtime.hook.group_network import network_of
 from holmes_runtime.hook.group_report import NcclCheck
 from tests.seeds import few_of
