@@ -1,8 +1,8 @@
-"""`python -m holmes_runtime.calibrate ...`: measure the cost of a model's step on this host; prints YAML for job.yaml.
+"""`python -m holmes_runtime.calibrate ...`: measure the cost of a model's step here, and print YAML for job.yaml.
 
-All slots of the host train at once, with the trainer itself. Each slot first trains alone, which gives its FLOP/s. On
-CPUs the slots also train over the loopback: as replicas, for the rate of the parameter update, and in pipelines of two
-stages, for the overhead of an action and the slowdown of a backward in the two halves of zero-bubble.
+All slots of the host train at the same time, with the real trainer. First each slot is a run of its own, which gives
+its FLOP/s. On CPUs the slots then also train over the loopback: as replicas, for the rate of the parameter update, and
+in pipelines of two stages, for the overhead of an action and the slowdown of a backward that zero-bubble splits.
 
 A CPU slot of one thread is measured in CPU time, which other work on the machine hardly changes, and any other slot in
 elapsed time. With `--device cuda` a slot is a GPU. Its layers are then bf16 and compiled by default, as in a job.
@@ -24,13 +24,13 @@ from holmes_runtime.config.run_settings import VALUE_BYTES, Precision
 from holmes_runtime.config.schedule import ScheduleName
 from holmes_runtime.trial import Cost, Trial, run_trial
 
-UPDATE_BYTES = 28  # of a parameter in addition to its weight, as in the planner's optimizer_s
-FEW, MANY = 2, 8  # micro-batches of two trials, whose difference gives the cost of one
+UPDATE_BYTES = 28  # per parameter, in addition to its weight, as in the planner's optimizer_s
+FEW, MANY = 2, 8  # micro-batches of two trials; their difference gives the cost of one
 
 
 @dataclass(frozen=True)
 class CalibrationRound:
-    """Results of one round of trials, for a slot that has its cores to itself. Overheads are None on GPUs."""
+    """Results of one round of trials, for a slot with its own cores. Overheads are None on GPUs."""
 
     flops_per_s: float
     action_s: float | None = None
@@ -60,10 +60,10 @@ def measure(alone: Trial, slots: int, cores: int, seconds: float, job_layers: in
 
 
 def whole_flops_per_s(alone: Trial, once_s: float, twice_s: float, job_layers: int) -> float:
-    """Return the FLOP/s of a step of `job_layers`, by its seconds with the layers of `alone` and with twice as many.
+    """Return the FLOP/s of a step of `job_layers`, from its seconds with the layers of `alone` and with twice as many.
 
-    The difference is of layers alone. In a few layers a large vocabulary's head and loss, which are slower, would count
-    far more than in the whole model: half of the FLOPs, not a twelfth, of two layers of a GPT of 1.3 B.
+    The difference is the time of the layers alone. Head and loss are slower, and with few layers they would count far
+    more than in the whole model: half of the FLOPs with two layers of a GPT of 1.3 B, instead of a twelfth.
     """
     layers_s = twice_s - once_s
     return _step_flops(alone, job_layers) / (once_s + (job_layers / alone.model.num_layers - 1) * layers_s)
@@ -76,10 +76,10 @@ def _step_flops(trial: Trial, num_layers: int) -> float:
 def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, float | None]:
     """Return the overhead in seconds of a forward or backward in a pipeline, and the split factor of a backward.
 
-    The overhead is what each micro-batch adds to a step outside computing, divided over its forward and backward. The
-    split factor is the time of a backward in halves over its time in one piece, and at least 1. It is None if layers
-    are compiled or in FP8, because their backward is not split. It is measured on the last stages, because the first
-    stages run whole backwards under zero-bubble too.
+    The overhead is half of the time that each micro-batch adds to a step outside computing: one half for its forward,
+    one for its backward. The split factor is the time of a backward in halves divided by its time in one piece, and at
+    least 1. It is None if layers are compiled or in FP8, because their backward is not split. It is measured on the
+    last stages, because under zero-bubble the first stages run whole backwards.
     """
     pipelines = replace(alone, model=replace(alone.model, num_layers=2), pp=2, dp=max(1, slots // 2))
 
@@ -99,7 +99,7 @@ def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, floa
 
 
 def _update_bytes_per_s(alone: Trial, slots: int, seconds: float) -> float:
-    """Return the bytes of the slot's share of the optimizer per second that a step takes outside its micro-batches."""
+    """Return the bytes of the slot's share of the optimizer, divided by the seconds of a step's update."""
     replicas = replace(alone, dp=max(2, slots), num_microbatches=FEW)
     update_s = statistics.median(cost.update_s for cost in run_trial(replicas, seconds, replicas.dp))
     parameters = stage_parameters(alone.model, alone.model.num_layers, is_first=True, is_last=True)
@@ -129,23 +129,23 @@ def _with_spread(values: Sequence[float]) -> str:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m holmes_runtime.calibrate", description="Measure what a step costs a slot of this host."
+        prog="python -m holmes_runtime.calibrate", description="Measure the cost of a step on a slot of this host."
     )
     parser.add_argument("--family", choices=["gpt", "llama"], default="gpt")
     for name in ("--hidden-size", "--num-heads", "--seq-length", "--micro-batch-size"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--num-kv-heads", type=int, help="as many as --num-heads if not given")
-    parser.add_argument("--ffn-hidden-size", type=int, help="four times --hidden-size if not given")
+    parser.add_argument("--num-kv-heads", type=int, help="default: --num-heads")
+    parser.add_argument("--ffn-hidden-size", type=int, help="default: four times --hidden-size")
     parser.add_argument("--vocab-size", type=int, default=256)
-    parser.add_argument("--factory", help="FILE.py:FUNCTION, as model.factory of the job")
-    parser.add_argument("--precision", choices=get_args(Precision), help="bf16 on GPUs and fp32 on CPUs if not given")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="as on GPUs if not given")
-    parser.add_argument("--fp8", action="store_true", help="multiply the matrices of layers in FP8, as fp8 of the job")
-    parser.add_argument("--num-layers", type=int, default=2, help="of a stage")
-    parser.add_argument("--job-layers", type=int, help="of the whole model, on GPUs; --num-layers if not given")
-    parser.add_argument("--seconds", type=float, default=0.5, help="how long each trial takes steps")
-    parser.add_argument("--rounds", type=int, default=3, help="how often all is measured; medians count")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads, as threads_per_slot of the job")
+    parser.add_argument("--factory", help="FILE.py:FUNCTION, like model.factory of the job")
+    parser.add_argument("--precision", choices=get_args(Precision), help="default: bf16 on GPUs, fp32 on CPUs")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on GPUs")
+    parser.add_argument("--fp8", action="store_true", help="multiply matrices of layers in FP8, like fp8 of the job")
+    parser.add_argument("--num-layers", type=int, default=2, help="layers of a stage")
+    parser.add_argument("--job-layers", type=int, help="layers of the whole model, on GPUs; default: --num-layers")
+    parser.add_argument("--seconds", type=float, default=0.5, help="duration of each trial")
+    parser.add_argument("--rounds", type=int, default=3, help="number of measurements, whose medians are printed")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads, like threads_per_slot of the job")
     parser.add_argument("--slots", type=int, default=1, help="processes, or GPUs, that compute here at once")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     return parser
@@ -167,7 +167,7 @@ def main(command_line: Sequence[str] | None = None) -> None:
 
 
 def trial_of(arguments: argparse.Namespace) -> Trial:
-    """Return the trial of one slot alone. By default it has the precision of a job and is compiled if a job is."""
+    """Return the trial of one slot alone. The defaults of precision and compiling are those in a job."""
     on_gpu = arguments.device == "cuda"
     compiles = arguments.compile if arguments.compile is not None else on_gpu and arguments.factory is None
     shape = ModelShape(

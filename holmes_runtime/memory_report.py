@@ -1,4 +1,4 @@
-"""Report on a GPU whose memory is full: the bytes allocated at each place, in the error and in a file."""
+"""Report on a GPU whose memory is full: the bytes allocated at each place in the code, in the error and in a file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 
 from holmes_runtime.config.rank_metrics import rank_file
 from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.node.data_files.whole_file import whole_file
 
 MAX_NAMED = 5
 MAX_WRITTEN = 200
-NOT_RECORDED = "a place that was not recorded, as those of a backward are"
+NOT_RECORDED = "a place that was not recorded, such as in a backward"
 LIBRARY = "/site-packages/"
 MIB, GIB = 2**20, 2**30
 
 
 class Holder(NamedTuple):
-    """Tensors of one size in bytes that were allocated at one place and are still held."""
+    """Tensors of one size that were allocated at one place in the code and are still held."""
 
     place: str
     tensor_bytes: int
@@ -30,14 +31,14 @@ class Holder(NamedTuple):
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of all the tensors."""
+        """Bytes of all these tensors."""
         return self.tensor_bytes * self.tensors
 
 
 class MemoryReport(NamedTuple):
-    """A GPU whose memory was full. `held_bytes` are in tensors; `reserved_bytes` include memory free for more tensors.
+    """The contents of a full GPU. `held_bytes` are in tensors. `reserved_bytes` include memory free for more tensors.
 
-    `asked` describes the allocation that failed. `holders` come in descending order of bytes.
+    `asked` describes the allocation that failed. `holders` are in descending order of bytes.
     """
 
     rank: int
@@ -48,7 +49,7 @@ class MemoryReport(NamedTuple):
 
 
 def record_places(device: torch.device, on: bool) -> None:
-    """Start or stop recording the places at which a GPU's memory is allocated, at about 2 us per allocation."""
+    """Start or stop recording the places at which a GPU's memory is allocated. It takes about 2 us per allocation."""
     if device.type == "cuda":
         torch.cuda.memory._record_memory_history("state" if on else None, context="state", stacks="python")
 
@@ -62,15 +63,13 @@ def named_when_full(
         yield
     except torch.OutOfMemoryError as error:
         report = report_of(snapshot(), rank, _asked(error))
-        path = folder / rank_file("memory", rank)
-        partial = path.with_suffix(".partial")
-        partial.write_text(to_json(report), encoding="utf-8")
-        partial.rename(path)
+        with whole_file(folder / rank_file("memory", rank)) as file:
+            file.write(to_json(report).encode())
         raise torch.OutOfMemoryError(in_words(report)) from None
 
 
 def report_of(snapshot: Mapping[str, Any], rank: int, asked: str) -> MemoryReport:
-    """Return the report on a snapshot of torch's allocator. `asked` describes the allocation that failed."""
+    """Return the report from a snapshot of torch's allocator. `asked` describes the allocation that failed."""
     segments = snapshot["segments"]
     held = [block for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
     counted = Counter((_place(block.get("frames", ())), block["size"]) for block in held)
@@ -86,18 +85,16 @@ def report_of(snapshot: Mapping[str, Any], rank: int, asked: str) -> MemoryRepor
 
 
 def in_words(report: MemoryReport) -> str:
-    """Return the report on one line, for the failure of the run."""
-    named = "; ".join(map(_in_words, report.holders[:MAX_NAMED]))
+    """Return the report as one line, for the failure of the run."""
+    named = "; ".join(
+        f"{each.tensors} x {each.tensor_bytes / MIB:.1f} MiB = {each.whole_bytes / GIB:.2f} GiB from {each.place}"
+        for each in report.holders[:MAX_NAMED]
+    )
     return (
         f"CUDA out of memory on rank {report.rank}, {report.asked}: tensors hold {report.held_bytes / GIB:.2f} GiB, "
         f"torch has {report.reserved_bytes / GIB:.2f} GiB; most of it is {named}; the rest is in "
         f"{rank_file('memory', report.rank)} in the run's folder"
     )
-
-
-def _in_words(holder: Holder) -> str:
-    size = f"{holder.tensors} x {holder.tensor_bytes / MIB:.1f} MiB = {holder.whole_bytes / GIB:.2f} GiB"
-    return f"{size} from {holder.place}"
 
 
 def _asked(error: torch.OutOfMemoryError) -> str:
@@ -111,7 +108,7 @@ def _asked(error: torch.OutOfMemoryError) -> str:
 
 
 def _place(frames: Sequence[Mapping[str, Any]]) -> str:
-    """Return the innermost of `frames` outside libraries, or else the innermost. They come innermost first."""
+    """Return the innermost of `frames` outside libraries, or else the innermost. `frames` begin with the innermost."""
     if not frames:
         return NOT_RECORDED
     own = next((frame for frame in frames if LIBRARY not in frame["filename"]), frames[0])

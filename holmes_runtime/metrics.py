@@ -1,4 +1,4 @@
-"""One JSON line per step and rank."""
+"""Metrics of each step of a rank: measured, and written as one JSON line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import resource
 import time
 from pathlib import Path
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -19,14 +18,14 @@ from holmes_runtime.config.strict_json import to_json
 from holmes_runtime.node.interface_counters import read_byte_counters, read_port_counters
 from holmes_runtime.trainer import StepResult, Trainer
 
-MAX_METRICS_BYTES = 4 << 20  # some thousand steps; the agent reads every tenth of a second
-COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have laps of their own
+MAX_METRICS_BYTES = 4 << 20  # a few thousand steps; the agent reads every tenth of a second
+COMPUTE = ("forward", "backward")  # laps of the stopwatch; waits inside them have their own laps
 
 
 class StepMeter:
-    """A meter of steps, each from the end of the step before. Time between `pause` and `resume` belongs to no step.
+    """A meter of steps, each from the end of the previous step. Time between `pause` and `resume` belongs to no step.
 
-    `laps_s` are the stopwatch's laps by name, of the last step. On GPUs they are of the step before the last.
+    `laps_s` are the seconds of the last step by the stopwatch's laps; on GPUs, of the step before the last.
     """
 
     def __init__(self, trainer: Trainer, counts_bytes: bool) -> None:
@@ -48,7 +47,7 @@ class StepMeter:
         self._at_pause = self._read_counters()
 
     def resume(self) -> None:
-        """End the pause, if there was one. Bytes between the last step's end and the pause count to the next step."""
+        """End the pause, if there was one. Bytes moved between the last step and the pause count in the next step."""
         if self._at_pause is None:
             return
         now_s = time.monotonic()
@@ -59,7 +58,7 @@ class StepMeter:
         self._trainer.stopwatch.skip()
 
     def end_step(self, step: int, result: StepResult, barrier: bool) -> RankMetrics:
-        """End a step and return its line. With `barrier`, wait for all ranks first, so that their bytes are in it."""
+        """End a step and return its metrics. With `barrier`, wait for all ranks first, to count all of their bytes."""
         config, now_s = self._trainer.config, time.monotonic()
         step_s, self._ended_s = now_s - self._ended_s, now_s
         self.laps_s = laps_s = self._trainer.stopwatch.read_s()
@@ -100,7 +99,7 @@ class StepMeter:
 
 
 def step_line(metrics: RankMetrics, num_steps: int) -> str:
-    """Return a step as one line for people."""
+    """Return a step as a line to print."""
     loss = "" if metrics.loss is None else f"  loss {metrics.loss:.4f}"
     evaluated = "" if metrics.eval_loss is None else f"  validation {metrics.eval_loss:.4f}"
     speed = f"{metrics.tokens_per_s:.0f} tokens/s  {metrics.step_s:.3g} s"
@@ -110,22 +109,22 @@ def step_line(metrics: RankMetrics, num_steps: int) -> str:
 class MetricsFile:
     """The file `metrics-rank<k>.jsonl` in a folder, which is made if missing. Each line is appended and flushed.
 
-    A file of more than `most_bytes` is renamed to `metrics-rank<k>.jsonl.1`, over the one before, for the agent to read
-    to its end. With `prints_of`, the number of steps of the run, each step is also printed, for runs whose files no
-    launcher follows.
+    A file of more than `max_bytes` is renamed to `metrics-rank<k>.jsonl.1`, which replaces the previous one, and the
+    agent reads it to its end. With `prints_of`, the number of steps of the run, each step is also printed, for runs
+    whose files no launcher follows.
     """
 
     def __init__(
-        self, folder: Path, rank: int, most_bytes: int = MAX_METRICS_BYTES, prints_of: int | None = None
+        self, folder: Path, rank: int, max_bytes: int = MAX_METRICS_BYTES, prints_of: int | None = None
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._prints_of, self._steps_done = prints_of, 0
-        self._path, self._most_bytes = folder / METRICS_FILE.format(rank=rank), most_bytes
+        self._path, self._max_bytes = folder / METRICS_FILE.format(rank=rank), max_bytes
         self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, metrics: RankMetrics) -> None:
-        """Append one line. Raises ValueError if a number is NaN or infinite."""
-        if self._file.tell() > self._most_bytes:
+        """Append one line. Raise ValueError if a number is NaN or infinite."""
+        if self._file.tell() > self._max_bytes:
             self._file.close()
             self._path.replace(f"{self._path}.1")
             self._file = self._path.open("a", encoding="utf-8")
@@ -136,7 +135,7 @@ class MetricsFile:
             print(step_line(metrics, self._prints_of), flush=True)
 
     def end(self, first_step: int) -> None:
-        """Print how far a run that began with `first_step` has come when it ends in order."""
+        """Print the number of steps done by a run that began with `first_step` and ends in order."""
         if self._prints_of is not None:
             done = max(first_step, self._steps_done)
             print("done" if done >= self._prints_of else f"stopped after {done} of {self._prints_of} steps", flush=True)
@@ -144,7 +143,5 @@ class MetricsFile:
     def __enter__(self) -> MetricsFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -1,4 +1,4 @@
-"""Sentences on the data and the weights of a run, which rank 0 prints and leaves for the controller."""
+"""Sentences about the data and the weights of a run, which rank 0 prints and writes for the controller."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from holmes_runtime.config.strict_json import to_json
 
 
 class RankNotices:
-    """Notices of `rank`, in `folder` with its metrics. Only rank 0 gives any."""
+    """The notices of `rank`, in the `folder` of its metrics. Only rank 0 gives any."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
 
     def say(self, topic: NoticeTopic, sentence: str, safe_steps: int | None = None, bad_lines_skipped: int = 0) -> None:
-        """Print a sentence and leave it as a RankNotice with these fields."""
+        """Print `sentence` and write it as a `RankNotice` with these fields."""
         if self._rank != 0:
             return
         print(sentence, flush=True)

@@ -1,4 +1,4 @@
-"""The training loop of one rank: its steps, and evaluations, examinations and checkpoints between them."""
+"""The training loop of one rank: steps, with evaluations, examinations and checkpoints between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holmes_runtime.checkpoint.checkpoints import Checkpoints
 
 COLLECT_EVERY_STEPS = 100
-PLACES_RECORDED = 3  # steps with recorded allocations. A GPU that is too small is full by then
+PLACES_RECORDED = 3  # first steps with recorded allocations; a GPU that is too small is full by then
 
 
 def run_steps(
@@ -36,11 +36,11 @@ def run_steps(
     notices: RankNotices,
     counts_bytes: bool,
 ) -> None:
-    """Take the steps from `first_step` to the last, or to the step at whose end all ranks agree to stop.
+    """Take the steps from `first_step` to the last, or until all ranks agree to stop.
 
-    A barrier before the first and one after the last step make the run's byte counts complete. The last step is always
-    saved. An island skips steps if the others have gone on without it. An evaluation or a checkpoint that was due after
-    a skipped step follows at once.
+    Barriers before the first and after the last step make the run's byte counts complete. The last step is always
+    saved. An island skips steps if the others have continued without it. An evaluation or a checkpoint that was due
+    after a skipped step follows at once.
     """
     config = trainer.config
     examination = Examination(config, trainer.me, trainer.groups, trainer.device)
@@ -69,7 +69,7 @@ def run_steps(
         if evaluates or examines or saves or profiler.changes_at(next_step):
             trainer.zero1.wait()
             meter.pause()
-            where.now(f"what follows on step {step + 1}: evaluation, examination or checkpoint")
+            where.now(f"evaluation, examination or checkpoint after step {step + 1}")
         if evaluates:
             line = line._replace(eval_loss=evaluate(trainer, next_step, notices))
             is_last = is_last or trainer.early_stop is not None
@@ -92,16 +92,16 @@ def run_steps(
 
 
 def evaluate(trainer: Trainer, steps: int, notices: RankNotices) -> float | None:
-    """Take the validation loss after `steps` steps on all ranks; return it on those that write it down."""
+    """Evaluate after `steps` steps on all ranks. Return the validation loss on ranks that record it, else None."""
     assert trainer.config.evaluation is not None
     loss = trainer.evaluate(trainer.config.evaluation.num_batches, steps)
     if trainer.validated is not None and trainer.validated.loss is None:
-        notices.say("warning", f"the validation loss after step {steps} is no finite number: it counts as no gain")
+        notices.say("warning", f"the validation loss after step {steps} is not finite: it counts as no improvement")
     return loss
 
 
 def end(early_stop: str | None, steps: int, checkpoints: Checkpoints | None, notices: RankNotices) -> None:
-    """Wait for the last checkpoint, and give the reason of an early stop after so many steps."""
+    """Wait for the last checkpoint, and report an early stop after `steps` steps."""
     if checkpoints is not None:
         checkpoints.close(is_over=early_stop is not None)
     if early_stop is not None:
@@ -110,7 +110,7 @@ def end(early_stop: str | None, steps: int, checkpoints: Checkpoints | None, not
 
 
 def take_step(trainer: Trainer, outer: OuterLoop | None, step: int) -> tuple[StepResult, int]:
-    """Take one step, and the outer work of an island. Return the result and the number of the next step."""
+    """Take one step, with the outer syncs of an island. Return the result and the number of the next step."""
     if outer is not None:
         outer.before_step(step)
     with named_range(step_name(step)):
@@ -119,7 +119,7 @@ def take_step(trainer: Trainer, outer: OuterLoop | None, step: int) -> tuple[Ste
 
 
 def save(trainer: Trainer, outer: OuterLoop | None, checkpoints: Checkpoints, steps: int) -> None:
-    """Start to save the state after `steps` steps. An island first waits for its outer sync in flight."""
+    """Start to save the state after `steps` steps. An island first completes its outer sync in flight."""
     if outer is None:
         checkpoints.save(trainer.zero1.shards(), trainer.counters(steps))
     else:
@@ -128,10 +128,10 @@ def save(trainer: Trainer, outer: OuterLoop | None, checkpoints: Checkpoints, st
 
 
 def collect_garbage(steps_taken: int) -> None:
-    """Collect garbage after the first step and every hundredth, on all ranks at once. Python's own collection is off.
+    """Collect garbage after the first step and after every hundredth. Automatic collection is off.
 
-    Python would collect after a number of new objects, on each rank at another moment, and a step waits for the slowest
-    rank. The objects left after the first step stay to the end, so they are frozen and not examined again.
+    Automatic collection would run at a different moment on each rank, and every step waits for the slowest rank.
+    Objects left after the first step stay to the end, so they are frozen and not examined again.
     """
     if steps_taken == 1 or steps_taken % COLLECT_EVERY_STEPS == 0:
         gc.collect()

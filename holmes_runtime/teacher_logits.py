@@ -1,7 +1,7 @@
-"""The logits of a published model for the tokens of a token file, for other models to learn from (distillation).
+"""The logits of a published model for the tokens of a token file, for distillation.
 
-A teacher that does not fit into the memory of a device is computed a few layers at a time: these read a block of
-sequences, whose hidden states wait in host memory for the next ones.
+A teacher that does not fit into device memory is computed a few layers at a time. A block of sequences passes through
+these layers, and its hidden states wait in host memory for the next layers.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from holmes_runtime.node.data_files.teacher_file import TeacherFile, teacher_pat
 from holmes_runtime.node.data_files.token_file import DocumentStarts, TokenFile, read_index
 from holmes_runtime.node.published_files.architectures import read_shape
 from holmes_runtime.node.published_files.check_published import check_published
-from holmes_runtime.parallel.batch import as_read, most_documents
+from holmes_runtime.parallel.batch import as_read, max_documents
 from holmes_runtime.published.first_weights import load_first_weights
 
-MAX_BATCH_TOKENS = 8192  # of the sequences that are computed at a time: enough to fill a GPU
+MAX_BATCH_TOKENS = 8192  # in the sequences that are computed at a time: enough to fill a GPU
 MAX_BATCH_BYTES = 2 * 2**30  # of their logits, unless a single sequence has more
-USED_SHARE = 0.8  # of the free memory of a device
-BLOCK_SHARE = 0.2  # of the free memory of the host: hidden states that wait for the next layers
-KEPT_VALUES = 24  # of the hidden size, for each token: more than a layer has at once without a backward
-MIN_LOGARITHM = -60_000.0  # that float16 holds
+USED_SHARE = 0.8  # of a device's free memory
+BLOCK_SHARE = 0.2  # of the host's free memory, for hidden states that wait for the next layers
+KEPT_VALUES = 24  # times the hidden size, per token: more than a layer holds at once without a backward
+MIN_LOGARITHM = -60_000.0  # fits float16
 
 
 class TaughtFile(NamedTuple):
-    """A teacher's file that was written, and how: the device, and the parts that the teacher was computed in."""
+    """A written teacher file, with the device and the number of parts in which the teacher was computed."""
 
     file: TeacherFile
     device: str
@@ -54,33 +54,36 @@ def write_teacher_logits(
     progress: Callable[[int, int], None],
     weight_bytes: int | None = None,
 ) -> TaughtFile:
-    """Write the `top` highest logits of the model in `folder` for token file `path` into the file next to it.
+    """Write the `top` highest logits of the model in `folder` for token file `path` to a file next to it.
 
-    `seq_length` is the run's, which packed examples know themselves. `progress` is called with the work done, and all.
-    A first GPU computes in bf16, or else the CPU in fp32, with no more than `weight_bytes` of weights at a time; by
-    default as many as there is room for.
+    `seq_length` is the run's; packed examples have their own. `progress` is called with the work done and the whole
+    work. The first GPU computes in bf16, or else the CPU in fp32, with at most `weight_bytes` of weights at a time, by
+    default as many as fit.
 
     Raises:
         MemoryError: One layer, or the logits of one sequence, do not fit into memory.
-        ValueError: The tokens or the model cannot be used together, or the model has logits that are no numbers.
+        ValueError: The tokens do not fit the model, or the model's logits are not finite.
         OSError: A file cannot be read or written.
     """
     index = read_index(path)
     length = index.packed_length or seq_length
     if length is None:
-        raise ValueError(f"{path} is cut into sequences by the run: name its length by --seq-length")
+        raise ValueError(f"{path}: the run cuts it into sequences: give their length with --seq-length")
     if seq_length not in (None, length):
         raise ValueError(
-            f"{path} has examples packed in sequences of {length} tokens, and --seq-length is {seq_length}"
+            f"{path} has examples packed in sequences of {length} tokens, but --seq-length is {seq_length}"
         )
     shape = read_shape(folder, length)
-    _check_tensors(folder, shape)
+    try:
+        check_published(folder, shape)
+    except FileNotFoundError as error:
+        raise ValueError(str(error)) from None
     tokens = _tokens(index)
     num_sequences = (len(tokens) - 1) // length
     if num_sequences < 1:
-        raise ValueError(f"{path} has {len(tokens)} tokens, a sequence needs {length + 1} (--seq-length + 1)")
+        raise ValueError(f"{path} has {len(tokens)} tokens, but a sequence needs {length + 1} (--seq-length + 1)")
     if top > shape.vocab_size:
-        raise ValueError(f"--top {top} is more than the {shape.vocab_size} tokens of {folder}")
+        raise ValueError(f"--top {top} is more than the {shape.vocab_size} tokens in the vocabulary of {folder}")
     digest = bytes.fromhex(digest_of([FileBytes(path)]))
     file = TeacherFile(teacher_path(path), num_sequences, length, top, shape.vocab_size, digest)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -97,16 +100,8 @@ def write_teacher_logits(
     return TaughtFile(file, device.type, len(teacher.stages))
 
 
-def _check_tensors(folder: Path, shape: ModelShape) -> None:
-    """Raise ValueError unless the weights of the model in `folder` are all there."""
-    try:
-        check_published(folder, shape)
-    except FileNotFoundError as error:
-        raise ValueError(str(error)) from None
-
-
 def _tokens(index: TokenFile) -> Tokens:
-    """Return the tokens of a file, with documents only where they stay separate in training."""
+    """Return the tokens of a file, with documents only if training keeps them separate."""
     documents = DocumentStarts(index) if index.packed_length is not None else ()
     stored = FileBytes(index.path)
     part = TokenPart(str(index.path), stored, index.token_type, documents, packed_length=index.packed_length)
@@ -115,14 +110,14 @@ def _tokens(index: TokenFile) -> Tokens:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The parts of a teacher, and the sequences at a time, that memory has room for."""
+    """The sizes of a teacher's parts and batches that fit into memory."""
 
     shape: ModelShape
     value_bytes: int
 
     @property
     def sequences(self) -> int:
-        """The sequences of a batch."""
+        """The number of sequences in a batch."""
         length = self.shape.seq_length
         logits_bytes = length * self.shape.vocab_size * self.value_bytes
         return max(1, min(MAX_BATCH_TOKENS // length, MAX_BATCH_BYTES // logits_bytes))
@@ -133,7 +128,7 @@ class _Sizes:
         return self.shape.seq_length * self.shape.hidden_size * self.value_bytes
 
     def room_bytes(self, device: torch.device) -> int:
-        """Return the bytes of `device` that weights may take, next to a batch; on the host, also to a block."""
+        """Return the bytes for weights on `device`, which leave room for a batch, and on the host also for a block."""
         tokens, values = self.sequences * self.shape.seq_length, KEPT_VALUES * self.shape.hidden_size
         batch_bytes = tokens * self.value_bytes * (self.shape.vocab_size + values) + 3 * LOSS_CHUNK_BYTES
         if device.type == "cuda":
@@ -141,12 +136,12 @@ class _Sizes:
         return int((USED_SHARE - BLOCK_SHARE) * available_bytes()) - batch_bytes
 
     def block(self) -> int:
-        """Return the sequences, in whole batches, whose hidden states may wait in host memory."""
+        """Return the number of sequences, in whole batches, whose hidden states may wait in host memory."""
         waiting = int(BLOCK_SHARE * available_bytes()) // self.hidden_bytes
         return max(self.sequences, waiting // self.sequences * self.sequences)
 
     def parts(self, room_bytes: int) -> list[Stage]:
-        """Return the fewest stages that all have room, or stages of one layer where not even these have."""
+        """Return the fewest stages that all fit into `room_bytes`, or stages of one layer if even those do not fit."""
         layers = self.shape.num_layers
         for num_parts in range(1, layers + 1):
             borders = [layers * part // num_parts for part in range(num_parts + 1)]
@@ -176,9 +171,9 @@ class _Teacher:
     _loaded: tuple[Stage, DecoderStage] | None = None
 
     def forward(self, stage: Stage, inputs: Tensor, more: tuple[Tensor, int] | tuple[()]) -> Tensor:
-        """Return the output of `stage`, on the device. Its weights replace the ones of the stage before."""
+        """Return the output of `stage`, on the device. Its weights replace the previous stage's."""
         if self._loaded is None or self._loaded[0] != stage:
-            self._loaded = None  # frees them, so that both are never there at once
+            self._loaded = None  # frees the old weights before the new ones are loaded
             self._loaded = stage, self._load(stage)
         on_device = (values.to(self.device) if isinstance(values, Tensor) else values for values in more)
         output: Tensor = self._loaded[1](inputs.to(self.device), *on_device)
@@ -200,7 +195,7 @@ def _write(
     tokens: Tokens,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Take block after block of sequences through the stages of the teacher, and write the rows of the last."""
+    """Run the teacher's stages on one block of sequences after another, and write the rows of the last stage."""
     at_once, of_all = sizes.sequences, file.num_sequences
     block = of_all if len(teacher.stages) == 1 else sizes.block()
     done = 0
@@ -223,7 +218,7 @@ def _write(
 
 
 def _read(tokens: Tokens, batch: range, file: TeacherFile, vocab_size: int) -> Tensor:
-    """Return the tokens of the sequences `batch` as a model reads them. Raise ValueError for one that it lacks."""
+    """Return the tokens of the sequences `batch`, as a model reads them. Raise ValueError for an unknown token."""
     length = file.seq_length
     read = torch.stack([as_read(tokens.read(number * length, (number + 1) * length)) for number in batch])
     outside = ((read < 0) | (read >= vocab_size)).nonzero()
@@ -231,30 +226,30 @@ def _read(tokens: Tokens, batch: range, file: TeacherFile, vocab_size: int) -> T
         row, column = outside[0].tolist()
         name, offset = tokens.place_of(batch[row] * length + column)
         raise ValueError(
-            f"{name} has token {read[row, column]} at offset {offset} in tokens, and the teacher has {vocab_size}: a "
-            "teacher reads the same tokens as the model that it teaches"
+            f"{name} has token {read[row, column]} at offset {offset} in tokens, but the teacher has {vocab_size}: the "
+            "teacher must have the same tokenizer as the trained model"
         )
     return read
 
 
 def _more_inputs(tokens: Tokens, batch: range, file: TeacherFile) -> tuple[Tensor, int] | tuple[()]:
-    """Return the further arguments of a stage for the sequences `batch`: positions, and the most documents."""
+    """Return more arguments of a stage for the sequences `batch`: positions, and the largest number of documents."""
     if tokens.packed_length is None:
         return ()
     length = file.seq_length
     positions = torch.stack([tokens.positions(number * length, (number + 1) * length) for number in batch])
-    return positions, most_documents(positions) * len(batch)
+    return positions, max_documents(positions) * len(batch)
 
 
 def _rows(logits: Tensor, file: TeacherFile, batch: range) -> Iterator[bytes]:
-    """Yield the rows of logits (tokens, vocabulary), a few tokens at a time. Raise ValueError if one is no number."""
+    """Yield the rows of logits (tokens, vocabulary), a few tokens at a time. Raise ValueError if one is not finite."""
     chunk = max(1, LOSS_CHUNK_BYTES // (4 * logits.shape[1]))
     for part in torch.split(logits, chunk):
         logarithms, likeliest = part.float().log_softmax(1).topk(file.top, 1)
         if not logarithms.isfinite().all():
             raise ValueError(
-                f"the teacher's logits for sequences {batch.start} to {batch.stop - 1} are no numbers: its weights are "
-                "damaged, or need another precision"
+                f"the teacher's logits for sequences {batch.start} to {batch.stop - 1} are not finite: its weights are "
+                "damaged or need another precision"
             )
         rounded = logarithms.clamp(min=MIN_LOGARITHM).half().cpu().view(torch.uint8)
         tokens = likeliest.to(torch.int32).cpu().to(TORCH_TYPES[file.token_type]).view(torch.uint8)

@@ -1,8 +1,8 @@
-"""torchrun with its failures in a file: which rank failed first, with which exit code. Started by the node agent.
+"""torchrun, started by the node agent, with its failed ranks and their exit codes in a file.
 
-The arguments are torchrun's own. A failed rank's exit code is part of torchrun's exception and of nothing else that
-leaves the process, so torchrun is called here instead of being run by name. Its rendezvous is the static one, except
-that the store listens on the socket that the agent opened, which is reached through the agents' gates alone.
+The arguments are torchrun's. Only torchrun's exception has a failed rank's exit code, so torchrun is called here and
+not run as a program. The rendezvous is torch's static one, except that its store listens on a socket that the agent
+opened. Others reach that socket only through the agents' gates.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ RENDEZVOUS_TIMEOUT_S = 300
 
 
 class PlannedRendezvous(StaticTCPRendezvous):
-    """Node ranks as given; node 0 serves the store on the listening socket it was handed."""
+    """A rendezvous with planned node ranks. Node 0 serves the store on the listening socket that the agent opened."""
 
     def get_backend(self) -> str:
-        """The name it is registered under."""
+        """Return the registered name."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Returns when all nodes have come."""
+        """Wait until all nodes have arrived, and return the store and this node's place."""
         listener = os.environ.get(LISTENER_VARIABLE)
         if self._store is None:
             self._store = TCPStore(
@@ -68,7 +68,7 @@ def _planned_rendezvous(parameters: RendezvousParameters) -> PlannedRendezvous:
 
 
 def main() -> int:
-    """Run torchrun; on failure write the failed ranks, one a line, to the file named by HOLMES_FAILURES_FILE."""
+    """Run torchrun. If ranks fail, write them, one per line, to the file named by HOLMES_FAILURES_FILE."""
     rendezvous_handler_registry.register(BACKEND, _planned_rendezvous)
     try:
         run(parse_args(sys.argv[1:]))  # type: ignore[no-untyped-call]
@@ -80,9 +80,9 @@ def main() -> int:
 
 
 def _failure(rank: int, failure: Any) -> RankFailed:
-    """`failure` is torch's ProcessFailure; its message holds a traceback when the rank could write one.
+    """Return the record of torch's ProcessFailure, whose message has a traceback if the rank could write one.
 
-    torchrun numbers ranks host by host, a trainer's command has the plan's number.
+    torchrun numbers ranks host by host. For a trainer's command the record has the plan's number.
     """
     message = failure.message if isinstance(failure.message, str) else _with_cause(failure.message)
     trainer = Path(os.environ.get(TRAINER_VARIABLE, ""))
@@ -92,7 +92,7 @@ def _failure(rank: int, failure: Any) -> RankFailed:
 
 
 def _with_cause(report: dict[str, Any]) -> str:
-    """Return the message after that of its cause: torch's pipelining wraps a lost peer in its own errors."""
+    """Return the message, preceded by its cause's. torch's pipelining wraps the loss of a peer in its own errors."""
     traceback = report.get("extraInfo", {}).get("py_callstack", "")
     before, chained, _ = traceback.partition("\n\nThe above exception was the direct cause")
     text = str(report["message"])

@@ -1,4 +1,4 @@
-"""Recording of a few steps of one rank with torch's profiler, written for the agent as spans on tracks."""
+"""Recording of a few steps of one rank by torch's profiler, written for the agent as spans on tracks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from torch.profiler import ProfilerActivity, profile
 from holmes_runtime.config.rank_metrics import MAX_SPANS, RankTrace, rank_file
 from holmes_runtime.config.run_settings import ProfileSettings
 from holmes_runtime.config.strict_json import to_json
+from holmes_runtime.node.data_files.whole_file import whole_file
 
 GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-GPU_RANGES = "gpu_user_annotation"  # from the first kernel that a named range launched to its last
+GPU_RANGES = "gpu_user_annotation"  # from the first to the last kernel of a named range
 HOST_RANGES = "user_annotation"
 HOST_WORK = "cpu_op"
 NEVER = sys.maxsize
 
 
 class StepProfiler:
-    """A recorder of the steps that `settings` ask for, counted from `first_step`. It leaves a file in `folder`."""
+    """A recorder of the steps that `settings` name, counted from `first_step`. It writes a file in `folder`."""
 
     def __init__(
         self, settings: ProfileSettings | None, first_step: int, rank: int, folder: Path, device: torch.device
@@ -38,7 +39,7 @@ class StepProfiler:
         self._profile: profile | None = None
 
     def changes_at(self, step: int) -> bool:
-        """Return True if recording begins or ends before `step`, which takes time of its own."""
+        """Return True if recording begins or ends before `step`. Both take time."""
         return step >= min(self._begin, self._end)
 
     def reach(self, step: int) -> None:
@@ -61,17 +62,15 @@ class StepProfiler:
             self._profile.export_chrome_trace(str(whole))
             trace = read_chrome_trace(json.loads(whole.read_text(encoding="utf-8")), self._rank)
         self._profile, self._end = None, NEVER
-        path = self._folder / rank_file("trace", self._rank)
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(gzip.compress(to_json(trace).encode(), 6))
-        partial.rename(path)
+        with whole_file(self._folder / rank_file("trace", self._rank)) as file:
+            file.write(gzip.compress(to_json(trace).encode(), 6))
 
 
 def read_chrome_trace(trace: Mapping[str, Any], rank: int) -> RankTrace:
     """Return the first `MAX_SPANS` spans of torch's trace: ranges and GPU work, or operators if there is no GPU work.
 
-    On each track a span lies inside an earlier span that has not ended, or after it. Torch rounds to microseconds, by
-    which a span may end after the span around it. Such a span is cut.
+    Two spans on a track are nested or do not overlap. torch rounds to microseconds, so a span may end after the span
+    around it. Such a span is cut short.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     has_gpu = any(event.get("cat") in GPU_WORK for event in events)
@@ -111,7 +110,7 @@ def _tracks(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _nested(spans: Iterable[tuple[int, int, int]]) -> list[int]:
-    """Return durations of (track, start, duration), sorted so. None goes beyond the end of the span around it."""
+    """Return the durations of sorted spans (track, start, duration), cut at the end of the span around each."""
     durations: list[int] = []
     open_ends: list[int] = []
     last_track = None

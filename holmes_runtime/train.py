@@ -1,4 +1,4 @@
-"""`python -m holmes_runtime.train CONFIG.json`: train one rank's part of the run. Started by torchrun."""
+"""`python -m holmes_runtime.train CONFIG.json`, started by torchrun: train one rank's part of the run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
 from holmes_runtime import metrics
 from holmes_runtime.comm import process_groups
@@ -22,8 +23,7 @@ from holmes_runtime.config.rank_grid import EDGE_AXES, Group, Rank
 from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.data.same_corpus import HostCorpus, check_same_corpus
-from holmes_runtime.data.same_weights import common_frozen_weights
+from holmes_runtime.data.same_on_hosts import HostCorpus, check_same_corpus, common_frozen_weights
 from holmes_runtime.health.position_report import PositionReport, whereabouts_of
 from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.checkpoint_files.description import Counters
@@ -33,7 +33,6 @@ from holmes_runtime.node.near_cpus import RANK_CPUS
 from holmes_runtime.node.process_tree import die_with_parent
 from holmes_runtime.outer.island_weights import BundledWeights
 from holmes_runtime.outer.outer_loop import OuterLoop
-from holmes_runtime.rank_errors import WholeErrorFile
 from holmes_runtime.rank_notices import RankNotices
 from holmes_runtime.run_steps import run_steps
 from holmes_runtime.trace import StepProfiler
@@ -43,9 +42,12 @@ if TYPE_CHECKING:
     from holmes_runtime.checkpoint.checkpoints import Checkpoints
 
 
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch's variable
+
+
 @dataclass(frozen=True)
 class Launched:
-    """Settings of one rank that torchrun and the launcher put into its environment."""
+    """The settings that torchrun and the launcher put into a rank's environment."""
 
     rank: int
     local_rank: int
@@ -55,7 +57,7 @@ class Launched:
 
 
 def read_environment(environ: Mapping[str, str]) -> Launched:
-    """Return the settings of this rank. Raises RuntimeError if torchrun's variables are missing."""
+    """Return the settings of this rank. Raise RuntimeError if torchrun's variables are missing."""
     missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name not in environ]
     if missing:
         raise RuntimeError(f"{', '.join(missing)} not set: start this module with torchrun")
@@ -69,7 +71,7 @@ def read_environment(environ: Mapping[str, str]) -> Launched:
 
 
 def describe_rank(config: RunConfig, me: Rank) -> str:
-    """Return one line for people: the rank's host, its stages, and the interface that each of its groups uses."""
+    """Return a line to print: the rank's host, its stages, and the interface of each of its groups."""
     held = [
         f"stage {stage.index} (layers {stage.first_layer}-{stage.stop_layer - 1})"
         for stage in config.stages_of(me.pp_rank)
@@ -96,8 +98,8 @@ def _describe_group(group: Group, me: Rank) -> str:
 def num_threads(config: RunConfig, environ: Mapping[str, str], cores: int) -> int:
     """Return the CPU threads of a rank that may use `cores` cores.
 
-    A rank on a GPU whose optimizer states are in host memory takes its share of these cores. It shares them with all
-    ranks of the host, in the number that torchrun gives, or only with the ranks that the plan keeps on the same CPUs.
+    A GPU rank with optimizer states in host memory takes its share of these cores. It shares them with the ranks that
+    the plan binds to the same CPUs, or, if the plan binds none, with all ranks of the host.
     """
     if config.device == "cpu" or not config.optimizer_offload:
         return config.threads_per_rank
@@ -108,7 +110,7 @@ def num_threads(config: RunConfig, environ: Mapping[str, str], cores: int) -> in
 
 
 def train(config: RunConfig, launched: Launched) -> None:
-    """Run all steps of this rank and write one line of metrics for each."""
+    """Run all steps of this rank, and write a line of metrics for each."""
     take_key(os.environ, [config.grid.rank(rank).host for rank in range(config.world_size)])
     me = config.grid.rank(launched.rank)
     where = whereabouts_of(config, me.rank)
@@ -129,14 +131,18 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     where.now("meeting the other ranks")
     process_groups.connect(config, me.rank, launched.world_size)
     groups = process_groups.open_groups(config, me.rank, device, where.now)
-    where.now("comparing its data with the others'")
+    where.now("comparing its data with other hosts")
     check_same_corpus(HostCorpus(me.host, corpus.num_tokens, corpus.digest))
     has_frozen = config.lora is not None and config.emulation is None
     frozen_weights = common_frozen_weights(config, me.host) if has_frozen else None
     notices = RankNotices(launched.metrics_dir, me.rank)
     if corpus.bad_lines.count:
         notices.say("data", corpus.bad_lines.sentence, bad_lines_skipped=corpus.bad_lines.count)
-    checkpoints = open_checkpoints(config, me, corpus.digest, notices, frozen_weights) if config.checkpoint else None
+    checkpoints = None
+    if config.checkpoint:
+        from holmes_runtime.checkpoint.checkpoints import Checkpoints  # takes half a second: it imports torch's DTensor
+
+        checkpoints = Checkpoints(config, me, corpus.digest, notices, frozen_weights)
     is_new = checkpoints is None or checkpoints.is_empty
     where.now("building the model", alone=True)
     before_update = checkpoints.await_copy if checkpoints else lambda: None
@@ -162,10 +168,10 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     if groups.digests is not None and groups.digests.are_compared:
         notices.say(
             "compared",
-            "in every step both ends compare digests of what travels between hosts: weights, gradients, activations",
+            "in every step both ends compare digests of all traffic between hosts: weights, gradients, activations",
         )
     profiler = StepProfiler(config.profile, first_step, me.rank, launched.metrics_dir, device)
-    # The last stage knows the loss; the first replica's prints for all.
+    # Only the last stage has the loss, and the first replica prints it for all.
     prints = launched.prints_steps and me == config.grid.at(config.pp - 1, 0, 0)
     prints_of = config.steps if prints else None
     with metrics.MetricsFile(launched.metrics_dir, me.rank, prints_of=prints_of) as lines:
@@ -178,19 +184,10 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
         lines.end(first_step)
 
 
-def open_checkpoints(
-    config: RunConfig, me: Rank, digest: str, notices: RankNotices, frozen_weights: str | None
-) -> Checkpoints:
-    """Return the checkpoints of a job that saves some."""
-    from holmes_runtime.checkpoint.checkpoints import Checkpoints  # half a second: it brings torch's tensors of ranks
-
-    return Checkpoints(config, me, digest, notices, frozen_weights)
-
-
 def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) -> Counters | None:
     """Load the newest checkpoint and return its counters; None if there is none.
 
-    From now on SIGTERM ends the run in order.
+    From then on SIGTERM makes the run save and stop.
     """
     counters = checkpoints.load(trainer.zero1.shards(), outer.saved() if outer else {})
     signal.signal(signal.SIGTERM, lambda *_: _stop_in_order(trainer))
@@ -201,7 +198,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) 
 
 
 def first_weights(config: RunConfig) -> str:
-    """Return the sentence on the first weights of a run that resumes nothing, and the folder of its checkpoints."""
+    """Return a sentence about the initial weights of a run without a checkpoint, and the folder of its checkpoints."""
     weights = "random weights" if config.weights is None else f"the weights of {config.weights}"
     weights += f" and the adapters of {config.first_adapters}" if config.first_adapters is not None else ""
     if config.checkpoint is None:
@@ -213,9 +210,24 @@ def first_weights(config: RunConfig) -> str:
 
 
 def _stop_in_order(trainer: Trainer) -> None:
-    """Finish and save the current step, then stop. A second SIGTERM ends the process at once."""
+    """Finish and save the current step, and then stop. A second SIGTERM ends the process at once."""
     trainer.ask_to_stop()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class WholeErrorFile(ErrorHandler):
+    """A handler that writes the file whole. torchrun fails on a partial file of a killed rank, and names no rank."""
+
+    def record_exception(self, e: BaseException) -> None:
+        """Write the error to another file, and then rename that."""
+        path = os.environ.get(ERROR_FILE)
+        if path is None:
+            super().record_exception(e)
+            return
+        os.environ[ERROR_FILE] = f"{path}.partial"
+        super().record_exception(e)
+        os.environ[ERROR_FILE] = path
+        Path(f"{path}.partial").replace(path)
 
 
 @partial(record, error_handler=WholeErrorFile())

@@ -1,4 +1,4 @@
-"""One rank's part of a training step: its stages, its part of the pipeline, gradients and optimizer states."""
+"""One rank's part of a training step: its stages, its actions in the pipeline, gradients and optimizer states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holmes_runtime.model.context_parallel import ContextParallel
 from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.node.checkpoint_files.description import Counters, OuterCounters, Validated, validated_after
-from holmes_runtime.parallel.batch import Batch, most_documents
+from holmes_runtime.parallel.batch import Batch, max_documents
 from holmes_runtime.parallel.loss_scale import LossScale
 from holmes_runtime.parallel.not_finite import first_makers, in_words, last_makers
 from holmes_runtime.parallel.pipeline import Pipeline
@@ -43,10 +43,10 @@ from holmes_runtime.published.first_weights import load_first_adapters, load_fir
 class StepResult:
     """The result of one step.
 
-    `loss`: mean over the global batch; None except on the last pipeline rank. `grad_norm`: global, before clipping.
-    `skipped`: fp16 gradients overflowed, so that their norm is not known, and the weights did not change.
-    `stop`: some rank was asked to stop, so all do after this step. `examine`: some rank asks all for an examination.
-    `exchange`: the number of the outer sync to which one rank calls all ranks of this island; 0 if none.
+    `loss`: the mean over the global batch; None except on the last pipeline rank. `grad_norm`: global, before clipping.
+    `skipped`: fp16 gradients overflowed, so their norm is unknown and the weights did not change. `stop`: a rank was
+    asked to stop, so all ranks stop after this step. `examine`: a rank asked all ranks for an examination. `exchange`:
+    the number of the outer sync to which one rank calls all ranks of this island; 0 if none.
     """
 
     loss: float | None
@@ -72,15 +72,15 @@ class Trainer:
         draws: bool = True,
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without `draws` the weights are left for a checkpoint to fill. Each step calls `before_update`."""
+        """Without `draws` the weights stay zero until a checkpoint is loaded. Each step calls `before_update`."""
         self.config, self.me, self.groups, self.device = config, me, groups, device
         self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = self._wants_examination = False
         self._wanted_exchange = 0
-        self.validated: Validated | None = None  # the evaluations so far, equal on all ranks
+        self.validated: Validated | None = None  # the result of all evaluations so far, equal on all ranks
         self._before_update = before_update
         self.training = make_samples(config, corpus.training, str(config.seed))
-        # In an order of their own, the same at every evaluation, and on every island.
+        # Validation has its own order of samples, the same at every evaluation and on every island.
         key = f"{config.seed}/evaluation"
         self.validation = replace(self.training, tokens=corpus.validation, key=key, own=ALL_SAMPLES)
         self._batches = BatchesAhead(lambda step: self._read(self.training, step), config.steps, me.host, device)
@@ -117,7 +117,7 @@ class Trainer:
         )
 
     def ask_to_stop(self) -> None:
-        """Make the current step the last on all ranks, or the next step if this comes too late."""
+        """Make the current step the last on all ranks, or the next step if it is too late for that."""
         self._wants_stop = True
 
     def ask_to_examine(self) -> None:
@@ -125,15 +125,15 @@ class Trainer:
         self._wants_examination = True
 
     def ask_for_exchange(self, exchange: int) -> None:
-        """Call all ranks to outer sync `exchange`, with the results of steps from now on. At most one rank may ask."""
+        """Call all ranks to outer sync `exchange`, in the results of all steps from now on. Only one rank may ask."""
         self._wanted_exchange = exchange
 
     def step(self, step: int) -> StepResult:
         """Take one step.
 
         Raises:
-            RuntimeError: Loss or gradient norm is not finite; it names the step and the ranks that caused it. Or ranks
-                received other data in the step than was sent; it names the wire.
+            RuntimeError: The loss or the gradient norm is not finite; the message names the step and the ranks that
+                caused it. Or ranks received other data than was sent; the message names the wire.
         """
         rate = self.config.optimizer.rate_at(step, self.config.steps)
         self.zero1.start()
@@ -153,11 +153,11 @@ class Trainer:
             digests.sums.add(sums.nan_to_num())
         on_host = HostCopy(sums)
         self._before_update()
-        # The update follows the backward on the device, which clips it or leaves it out. The host learns of it later.
+        # The device clips or skips the update without the host, which reads the results later.
         if self.config.emulation is None:
             self.zero1.step(rate, sums[0].sqrt())
         else:
-            # There is nothing to learn, and a real optimizer step would cost time that is not emulated.
+            # An optimizer step would take time that is not emulated, and there is nothing to learn.
             self.zero1.publish_update()
         self.stopwatch.add_up()
         return self._result(step, rate, losses, squares, *on_host.wait())
@@ -175,16 +175,16 @@ class Trainer:
         exchange: float,
         balance: float = 0.0,
     ) -> StepResult:
-        """Return the result, from this rank's `losses` and `squares` and sums over all ranks. Raises as `step`."""
+        """Return the result from this rank's `losses` and `squares` and the sums over all ranks. Raise as `step`."""
         if differs(balance):
             self._blame_wire(step)
         loss, grad_norm = total_loss / self.config.total_microbatches, math.sqrt(total_squares)
         if not math.isfinite(loss):
-            stages = self._told_by_all(self.pipeline.first_not_finite(losses))
+            stages = self._gather_stages(self.pipeline.first_not_finite(losses))
             self._blame(first_makers(stages), step, f"the loss is {loss}")
         skipped = self.loss_scale is not None and not self.loss_scale.update(math.isfinite(grad_norm))
         if not skipped and not math.isfinite(grad_norm):
-            own = self._told_by_all(None if squares.isfinite().all() else 0)
+            own = self._gather_stages(None if squares.isfinite().all() else 0)
             self._blame(last_makers(tuple(own)), step, f"the gradient norm is {grad_norm}")
         return StepResult(
             loss=loss if self.pipeline.is_last else None,
@@ -199,8 +199,8 @@ class Trainer:
     def evaluate(self, num_batches: int, steps: int) -> float | None:
         """Return the mean validation loss of `num_batches` global batches; None except on the last pipeline rank.
 
-        All ranks add the loss of one of them to what was `validated`, as that after so many `steps`. A loss that is not
-        finite is None there, too.
+        The loss of one rank, after `steps` steps, enters `validated` on all ranks. A loss that is not finite is None in
+        both.
         """
         losses: list[Tensor] = []
         with self.stopwatch.lap("evaluation"):
@@ -212,8 +212,8 @@ class Trainer:
             for group in self.groups.replicas:
                 dist.all_reduce(total, group=group)
         loss = total / self.config.total_microbatches / num_batches
-        is_teller = self.me == self.config.grid.at(self.config.pp - 1, 0, 0)
-        agreed = self._sum_over_ranks(loss if is_teller else torch.zeros_like(loss))
+        is_source = self.me == self.config.grid.at(self.config.pp - 1, 0, 0)
+        agreed = self._sum_over_ranks(loss if is_source else torch.zeros_like(loss))
         if self.groups.digests is not None:
             self.groups.digests.sums.add(agreed.nan_to_num())
         self.validated = validated_after(self.validated, agreed.item(), steps)
@@ -221,7 +221,7 @@ class Trainer:
 
     @property
     def early_stop(self) -> str | None:
-        """The reason why the run ends now, before its last step; None while the validation loss may still fall."""
+        """The reason why the run stops early; None while the validation loss may still fall."""
         settings, seen = self.config.evaluation, self.validated
         if settings is None or settings.patience is None or seen is None or seen.since_lowest < settings.patience:
             return None
@@ -231,7 +231,7 @@ class Trainer:
         return f"the validation loss did not fall below {lowest} in {seen.since_lowest} evaluations"
 
     def counters(self, steps: int, outer: OuterCounters | None = None) -> Counters:
-        """Return the counters of a checkpoint after `steps` steps. `outer` are an island's."""
+        """Return the counters for a checkpoint after `steps` steps. `outer` are an island's counters."""
         scale = self.loss_scale or LossScale(1.0)
         samples = self.training.first + steps * self.config.global_batch_size
         taken = self.zero1.steps_taken
@@ -239,7 +239,7 @@ class Trainer:
 
     def restore(self, counters: Counters) -> None:
         """Continue from `counters`, after masters and moments were loaded."""
-        first = counters.samples - counters.steps * self.config.global_batch_size  # not 0 if that was another size
+        first = counters.samples - counters.steps * self.config.global_batch_size  # not 0 if the batch size changed
         self.training = replace(self.training, first=first)
         self.zero1.steps_taken = counters.optimizer_steps
         self.validated = counters.validated
@@ -250,7 +250,7 @@ class Trainer:
     def begin_from(self, weights: Path) -> None:
         """Start from the published model in the folder `weights`.
 
-        Each replica reads its shards, and gets the rest from the others. Frozen weights are read by all that use them.
+        Each replica reads its own shards and receives the others. Frozen weights are read by every rank that uses them.
 
         Raises:
             RuntimeError: The folder cannot be read, or holds another model.
@@ -263,7 +263,7 @@ class Trainer:
             self.zero1.publish()
 
     def begin_from_adapters(self, folder: Path) -> None:
-        """Start from the adapters in `folder`, as the peft library writes them.
+        """Start from the adapters in `folder`, in the format of the peft library.
 
         Raises:
             RuntimeError: The folder cannot be read, or holds other adapters.
@@ -276,7 +276,7 @@ class Trainer:
         self.zero1.publish()
 
     def _first_pieces(self) -> dict[str, TensorPiece]:
-        """Return the weights that a published model gives this rank: the frozen ones if there are any, else shards."""
+        """Return the weights that this rank reads from a published model: frozen ones under adapters, else shards."""
         if self.config.lora is None:
             return weights_of(self.zero1.shards())
         return {
@@ -291,11 +291,10 @@ class Trainer:
         return self.loss_scale.scale if self.loss_scale else 1.0
 
     def _read(self, samples: Samples, step: int) -> Batch:
-        """Return this replica's samples in host memory: tokens on the first and last stage, positions, and what losses
-        need on the last.
+        """Return this replica's samples in host memory.
 
-        Positions are read only if documents are separate. Every stage then reads them itself, so that none are sent. A
-        rehearsal does not use them.
+        The first and the last stage read tokens, and the last also the inputs of losses. If documents are separate,
+        every stage reads positions itself, so none are sent. A rehearsal uses none.
         """
         numbers = self.config.sample_numbers(self.me.dp_rank)
         needs_positions = self.config.data.documents != "joined" and self.config.emulation is None
@@ -306,7 +305,7 @@ class Trainer:
             samples.batch(step, numbers) if self.pipeline.is_first or self.pipeline.is_last else None,
             positions,
             samples.target_weight(step) if self.pipeline.is_last and self.config.emulation is None else 1.0,
-            0 if positions is None else most_documents(positions),
+            0 if positions is None else max_documents(positions),
             samples.soft_targets(step, numbers) if needs_teacher else None,
         )
 
@@ -323,15 +322,15 @@ class Trainer:
                 dist.all_reduce(values, group=self.groups.tp)
             return self.pipeline.sum_over_ranks(values)
 
-    def _told_by_all(self, stage: int | None) -> dict[Rank, int]:
-        """Return the `stage` that each rank calls this with, by rank; ranks that call it with None are left out."""
-        told = torch.zeros(len(self.config.grid.ranks), dtype=torch.float64)
-        told[self.me.rank] = 0 if stage is None else stage + 1
-        sums = HostCopy(self._sum_over_ranks(to_device(told, self.device))).wait()
+    def _gather_stages(self, stage: int | None) -> dict[Rank, int]:
+        """Return the `stage` of every rank that calls this with one. Ranks with None are left out."""
+        stages = torch.zeros(len(self.config.grid.ranks), dtype=torch.float64)
+        stages[self.me.rank] = 0 if stage is None else stage + 1
+        sums = HostCopy(self._sum_over_ranks(to_device(stages, self.device))).wait()
         return {self.config.grid.rank(rank): int(found) - 1 for rank, found in enumerate(sums) if found}
 
     def _blame_wire(self, step: int) -> NoReturn:
-        """Raise RuntimeError on the first rank whose digests differ from others. Other ranks wait as in `_blame`."""
+        """Raise RuntimeError on the first rank whose digests differ. Other ranks wait, as in `_blame`."""
         assert self.groups.digests is not None
         so_far = f"after step {step} all was equal" if step else "this is the first step"
         try:
@@ -339,8 +338,8 @@ class Trainer:
         except (ValueError, RuntimeError) as error:
             wires = wires_in_words(self.config)
             raise RuntimeError(
-                f"step {step + 1}: what ranks sent to one another {CHANGED}, in one of the groups {wires}; {so_far}; "
-                f"they could not find out in which: {error}"
+                f"step {step + 1}: data between ranks {CHANGED}, in one of the groups {wires}; {so_far}; "
+                f"it is unknown in which, because digests could not be compared: {error}"
             ) from None
         if found and self.me.rank != found[0].odd[0]:
             HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()
@@ -348,9 +347,9 @@ class Trainer:
         raise RuntimeError(f"step {step + 1}: {what}; {so_far}")
 
     def _blame(self, makers: Sequence[Rank], step: int, what: str) -> NoReturn:
-        """Raise RuntimeError on the ranks that were the first to produce a number that is not finite.
+        """Raise RuntimeError on the ranks that first produced a number that is not finite.
 
-        The others wait for them in a sum, so that they end as the peers of any failed rank do.
+        Other ranks wait for them in a sum, so they end like the peers of any failed rank.
         """
         if makers and self.me not in makers:
             HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()
@@ -360,6 +359,6 @@ class Trainer:
 
 def context_parallel(config: RunConfig, me: Rank, groups: RankGroups, stopwatch: Stopwatch) -> ContextParallel:
     """Return the part of every sequence that `me` computes."""
-    ranks = sorted(config.grid.sequence(me))  # as torch numbers the members of a group
+    ranks = sorted(config.grid.sequence(me))  # torch numbers the members of a group in this order
     parts = tuple(config.grid.rank(rank).dp_rank % config.cp for rank in ranks)
     return ContextParallel(groups.cp, me.dp_rank % config.cp, parts, stopwatch)

@@ -1,4 +1,4 @@
-"""A few steps of a small run on this host, with the trainer itself, to measure their cost to a slot."""
+"""A few steps of a small run on this host, with the real trainer, to measure their cost on a slot."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from holmes_runtime.node.data_files.stored_bytes import MemoryBytes
 from holmes_runtime.trainer import Trainer
 
 LOOPBACK = "lo"
-WARM_UP = 2  # steps that are not counted, because they make connections, caches and buffers
+WARM_UP = 2  # first steps, which make connections, caches and buffers and are not counted
 NO_CODEC: Codec = "none"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of `pp` x `dp` ranks with equal stages. Replicas run `num_microbatches` of `micro_batch_size` samples."""
+    """A run of `pp` x `dp` ranks with equal stages. Each replica runs `num_microbatches` per step."""
 
     model: ModelShape
     device: Literal["cpu", "cuda"]
@@ -53,7 +53,7 @@ class Trial:
     schedule: ScheduleName = "1f1b"
 
     def device_of(self, slot: int) -> torch.device:
-        """Return the device of a slot: a GPU of its own, or the CPU."""
+        """Return the device of a slot: its own GPU, or the CPU."""
         return torch.device("cuda", slot) if self.device == "cuda" else torch.device("cpu")
 
     @property
@@ -118,9 +118,9 @@ def _group(axis: Axis, ranks: Sequence[int]) -> Group:
 class Cost:
     """Medians over the steps of one rank, in seconds.
 
-    `computing_s`: forwards and backwards. `update_s`: all else. `rest_s`: all else except waits for other ranks.
-    `backward_s`: backwards alone. They are CPU time of the rank's own thread, which other work on the machine does not
-    change. On GPUs and with several threads they are elapsed time.
+    `computing_s`: forwards and backwards. `update_s`: the rest of the step. `rest_s`: that without waits for other
+    ranks. `backward_s`: backwards alone. On a CPU slot of one thread they are CPU time of that thread, which other work
+    on the machine does not change, and else elapsed time.
     """
 
     computing_s: float
@@ -130,14 +130,14 @@ class Cost:
 
 
 def run_trial(trial: Trial, seconds: float, processes: int) -> list[Cost]:
-    """Take steps for about `seconds` in `processes` processes at once, and return their costs by rank.
+    """Take steps for about `seconds` in `processes` processes at the same time. Return their costs by rank.
 
-    The processes form one run. If the trial has one rank, each process is a run of its own.
+    The processes form one run, or, if the trial has one rank, one run each.
 
     Raises:
         RuntimeError: A process failed.
     """
-    # Forking before anything has computed imports torch once, and loses no thread. CUDA does not allow a fork.
+    # With a fork, torch is imported only once. No thread is lost, as nothing was computed yet. CUDA allows no fork.
     fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
     context: ForkContext | SpawnContext = fork if trial.device == "cpu" else spawn
     answers: SimpleQueue[tuple[int, Cost | str]] = context.SimpleQueue()
@@ -149,8 +149,8 @@ def run_trial(trial: Trial, seconds: float, processes: int) -> list[Cost]:
     for process in started:
         process.join()
         if process.exitcode != 0:
-            said = "" if answers.empty() else f": {answers.get()[1]}"
-            raise RuntimeError(f"a process of the trial ended with {process.exitcode}{said}")
+            reason = "" if answers.empty() else f": {answers.get()[1]}"
+            raise RuntimeError(f"a process of the trial ended with {process.exitcode}{reason}")
     by_rank = dict(answers.get() for _ in started)
     return [cost for number in range(processes) if isinstance(cost := by_rank[number], Cost)]
 
@@ -163,7 +163,7 @@ def _run_rank(
     seconds: float,
     answers: SimpleQueue[tuple[int, Cost | str]],
 ) -> None:
-    """Put the cost into `answers`, or the error."""
+    """Put this rank's cost, or the error, into `answers`."""
     try:
         cost = _cost_of_rank(trial, number, device, port, seconds)
     except Exception as error:
@@ -190,7 +190,7 @@ def _cost_of_rank(trial: Trial, number: int, device: torch.device, port: int, se
 
 
 def random_corpus(model: ModelShape, documents: Sequence[int] = ()) -> Corpus:
-    """Return tokens for a hundred samples, the same in every process; `documents` are the first tokens of documents."""
+    """Return random tokens for a hundred samples, the same in every process, with documents from these positions."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.vocab_size, (100 * model.seq_length,), generator=generator)
     stored = MemoryBytes(array("q", tokens.tolist()))
@@ -198,7 +198,7 @@ def random_corpus(model: ModelShape, documents: Sequence[int] = ()) -> Corpus:
 
 
 def _take_steps(trainer: Trainer, seconds: float) -> Cost:
-    """Take steps for about `seconds` and return their cost by the trainer's clock."""
+    """Take steps for about `seconds`. Return their cost by the trainer's clock."""
     for step in range(WARM_UP):
         trainer.step(step)
         trainer.stopwatch.read_s()

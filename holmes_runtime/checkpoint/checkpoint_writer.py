@@ -69,7 +69,7 @@ class CheckpointWriter:
         self._memory, self._group = memory, group
         self._copied_to = folders.copied_to(config.checkpoint.copies)
         self._newest: str | None = None
-        self._loaded: Origin | None = None
+        self.loaded: Origin | None = None  # origin of the run that was loaded, kept in later checkpoints
         self.best: BestCheckpoint | None = None
         self.parts_of_better: list[BestCheckpoint] = []  # files are missing here; an absent host may have them
         self.note_newest()
@@ -85,10 +85,6 @@ class CheckpointWriter:
         except (OSError, ValueError):
             return None
         return newest.name if newest else None
-
-    def note_origin(self, loaded: Origin) -> None:
-        """Keep the origin of the loaded run in later checkpoints."""
-        self._loaded = loaded
 
     def write(self, pieces: dict[str, TensorPiece], counters: Counters, begun_by: str, pace: TransferPace) -> None:
         """Write one checkpoint. Each step begins after all ranks have done the one before. Old checkpoints go last.
@@ -191,9 +187,9 @@ class CheckpointWriter:
 
     def _describe(self, counters: Counters) -> Description:
         described = describe(self._config, self._digests[0], counters, self._digests[1])
-        if self._loaded is None:
+        if self.loaded is None:
             return described
-        kept = kept_origin(self._loaded, described.origin)
+        kept = kept_origin(self.loaded, described.origin)
         if self._config.lora is not None:  # frozen weights are read at each start, from a folder that may have moved
             kept = replace(kept, weights=described.origin.weights)
         return replace(described, origin=kept)

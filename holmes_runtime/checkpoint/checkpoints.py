@@ -121,9 +121,7 @@ class Checkpoints:
         if steps not in (each for each, _ in whole):
             there = ", ".join(name for _, name in whole) or "none"
             faults = "".join(f"; {fault}" for each in self._offers for fault in each.faults if not each.offers)
-            raise RuntimeError(
-                f"{self._folder.path} has no whole checkpoint of step {steps}; whole are: {there}{faults}"
-            )
+            raise RuntimeError(f"{self._folder.path} has no whole checkpoint of step {steps}; it has: {there}{faults}")
 
     def _place(self, folder: Offers) -> str:
         """Return the host and the path, or only the path if all hosts share one folder."""
@@ -232,7 +230,7 @@ class Checkpoints:
         if described.pieces is None:
             return None, described.fault
         if (described.pieces.save_id, described.pieces.files) != (found.offer.save_id, found.offer.files):
-            return None, f"{folder} is described otherwise than a moment ago"
+            return None, f"the index of {folder} has changed since a moment ago"
         try:
             saved = Description.parse(described.description, folder / DESCRIPTION_FILE)
         except ValueError as error:
@@ -252,7 +250,7 @@ class Checkpoints:
         fault, damage = loading.load(self._group)
         if fault is None:
             self._warn(f"{sentence}: read from another folder" for sentence in (*found.lost, *damage))
-            self._writer.note_origin(saved.origin)
+            self._writer.loaded = saved.origin
         return saved.counters, fault
 
     def _described(self, folder: Path, found: WholeCheckpoint) -> ReadIndex:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -18,10 +20,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from holmes_runtime.checkpoint.reshard import PieceSavePlanner, saved_chunks
 from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.node.checkpoint_files.checkpoint_names import PieceName
 from holmes_runtime.node.checkpoint_files.piece_index import (
@@ -31,6 +32,34 @@ from holmes_runtime.node.checkpoint_files.piece_index import (
     digest_in,
     sizes_of,
 )
+
+
+def saved_chunks(piece: TensorPiece) -> list[ChunkStorageMetadata]:
+    """Return the boxes of a piece as a checkpoint names them."""
+    return [ChunkStorageMetadata(chunk.offsets, chunk.sizes) for chunk, _ in piece.chunks()]
+
+
+class PieceSavePlanner(DefaultSavePlanner):
+    """The save plan of a {name: TensorPiece} for torch."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def create_local_plan(self) -> SavePlan:
+        """Plan one item per box."""
+        items = []
+        for name, piece in self.state_dict.items():
+            properties = TensorProperties(dtype=piece.values.dtype)
+            for chunk in saved_chunks(piece):
+                data = TensorWriteData(chunk=chunk, properties=properties, size=torch.Size(piece.part.global_shape))
+                items.append(WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data))
+        self.plan = SavePlan(items)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        """Return the values to write as the box at `index`."""
+        piece: TensorPiece = self.state_dict[index.fqn]
+        return piece.chunk_at(index.offset)
 
 
 def write_pieces(folder: Path, pieces: dict[str, TensorPiece], rank: int) -> tuple[WrittenTensor, ...]:

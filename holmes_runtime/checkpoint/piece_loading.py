@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from holmes_runtime.checkpoint.host_folders import HostFolders
+from holmes_runtime.checkpoint.piece_files import saved_chunks
 from holmes_runtime.checkpoint.piece_transfer import Incoming, OutgoingPiece, TransferPace, exchange
-from holmes_runtime.checkpoint.reshard import saved_chunks
 from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.comm.record_exchange import all_gather_records
 from holmes_runtime.config.checks import check, check_counts
@@ -135,16 +135,16 @@ class PieceLoading:
 
         All ranks call this and return the same.
         """
-        told: dict[str, None] = {}
+        reported: dict[str, None] = {}
         while True:
             self._read_own()
             wanted = all_gather_records(PieceRequests(self._requests(), self._fault(), tuple(self._damage)), group)
-            told.update((sentence, None) for each in wanted for sentence in each.damage)
+            reported.update((sentence, None) for each in wanted for sentence in each.damage)
             faults = [f"rank {rank}: {each.fault}" for rank, each in enumerate(wanted) if each.fault is not None]
             if faults:
-                return "; ".join(faults), list(told)
+                return "; ".join(faults), list(reported)
             if not any(each.requests for each in wanted):
-                return None, list(told)
+                return None, list(reported)
             self._exchange(wanted, group)
 
     def _fault(self) -> str | None:

@@ -321,13 +321,6 @@ def stage_parameters(
     return layers + (dense * layer_parameters(model.dense, tp) if dense else 0) + ends
 
 
-def active_parameters(model: ModelShape) -> int:
-    """Return the parameters of the whole model that compute one token: all but the experts not chosen for it."""
-    idle = expert_parameters(model) - MLP_MATRICES[model.family] * model.hidden_size * model.routed_size
-    whole = stage_parameters(model, model.num_layers, True, True)
-    return whole - (model.num_layers - model.first_dense_layers) * idle * (model.experts is not None)
-
-
 def bucket_bytes(parameters: int) -> int:
     """Return the bytes of fp32 gradients that fill a bucket. At the end of a layer, half of that is enough."""
     return max(BUCKET_BYTES, 4 * parameters // MAX_BUCKETS)

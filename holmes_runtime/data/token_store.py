@@ -76,21 +76,21 @@ def _key(path: Path, tokenizer_file: str | None, tokenizer: Tokenizer) -> str:
 def _alone(lock: Path, path: Path) -> Iterator[None]:
     """Let one process in at a time. The others print what they wait for."""
     with open(lock, "w", encoding="utf-8") as file:
-        told_s = time.monotonic()
+        printed_s = time.monotonic()
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= told_s + PROGRESS_S:
-                    told_s = time.monotonic()
+                if time.monotonic() >= printed_s + PROGRESS_S:
+                    printed_s = time.monotonic()
                     print(f"waiting for another rank of this host, which is tokenizing {path}", flush=True)
                 time.sleep(LOOK_S)
         yield
 
 
 def _make(path: Path, tokenizer: Tokenizer, kept: Path, bad_lines: BadLines) -> None:
-    size, done, told_s = path.stat().st_size, 0, time.monotonic()
+    size, done, printed_s = path.stat().st_size, 0, time.monotonic()
     with TokenFileWriter(kept, token_type_of(tokenizer.vocab_size)) as writer:
         for piece, parts in tokenized(path, tokenizer, bad_lines):
             for part in parts:
@@ -98,8 +98,8 @@ def _make(path: Path, tokenizer: Tokenizer, kept: Path, bad_lines: BadLines) -> 
             if piece.ends_document:
                 writer.end_document()
             done += piece.source_bytes
-            if time.monotonic() >= told_s + PROGRESS_S:
-                told_s = time.monotonic()
+            if time.monotonic() >= printed_s + PROGRESS_S:
+                printed_s = time.monotonic()
                 print(f"tokenizing {path}: {done / max(1, size):.0%}", flush=True)
         if bad_lines.count:
             _skipped_file(kept).write_text(json.dumps([bad_lines.count, bad_lines.first]), encoding="utf-8")

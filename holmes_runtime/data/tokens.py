@@ -15,14 +15,7 @@ from holmes_runtime.node.data_files.stored_bytes import StoredBytes
 from holmes_runtime.node.data_files.teacher_file import TeacherRows
 from holmes_runtime.node.data_files.token_file import TYPE_BYTES
 
-TORCH_TYPES = {
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint16": torch.uint16,
-}
+TORCH_TYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in TYPE_BYTES}
 
 
 @dataclass(frozen=True)

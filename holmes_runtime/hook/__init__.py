@@ -1,1 +1,1 @@
-"""The hook in a trainer's own processes. It gives each process group of torch the network that its members share."""
+"""The hook in a trainer's processes. It gives each torch process group the network that its members share."""

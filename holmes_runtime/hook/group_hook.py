@@ -1,7 +1,7 @@
-"""Wraps the functions of torch that make process groups, so that each group is bound to its members' network.
+"""Wrappers of the torch functions that make process groups, which bind each group to the network of its members.
 
-torch makes every group in one function, `_new_process_group_helper`, whoever asks for it: DeviceMesh, Megatron-Core's
-parallel state, accelerate, or a script. Nothing is edited on disk. Private names by torch 2.11 to 2.15.
+torch makes all groups in one function, `_new_process_group_helper`, also for DeviceMesh, Megatron-Core and accelerate.
+No file is edited. The private names are those in torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from typing import Any
 
 from holmes_runtime.config.node_config import TRAINER_VARIABLE
 from holmes_runtime.config.trainer_config import TrainerConfig, read_trainer_config
-from holmes_runtime.hook.gloo_groups import bind_gloo
 from holmes_runtime.hook.group_network import GroupBinding, network_of
 from holmes_runtime.hook.group_report import GroupReport
 
 MAKES_GROUPS = "_new_process_group_helper"
-OPTIONS = ("backend_options", "pg_options")  # names of that argument, by versions of torch
+OPTIONS = ("backend_options", "pg_options")  # names of that argument in different versions of torch
 BINDS = {"gloo", "nccl"}  # backends whose groups can be bound to a network
+GLOO_THREADS = 2  # torch's default for a Gloo group
 COMMS_VARIABLE = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
 
 
 def hook_groups(c10d: Any, environ: Mapping[str, str] = os.environ) -> None:
-    """Wrap the module's functions. Raises RuntimeError, with a remedy, where groups would escape."""
+    """Wrap the functions of the module `c10d`.
+
+    Raises:
+        RuntimeError: Some groups could not be bound; the message has a remedy.
+    """
     _refuse_overrides(environ)
     helper = getattr(c10d, MAKES_GROUPS, None)
     parameters = inspect.signature(helper).parameters if helper is not None else {}
@@ -38,57 +42,52 @@ def hook_groups(c10d: Any, environ: Mapping[str, str] = os.environ) -> None:
         import torch
 
         raise RuntimeError(
-            f"holmes: torch {torch.__version__} makes process groups in another way than torch 2.11 to 2.15, and their "
-            "networks cannot be set: install one of these, or leave trainer out of job.yaml"
+            f"holmes: torch {torch.__version__} makes process groups in another way than torch 2.11 to 2.15, so their "
+            "networks cannot be set: install one of these versions, or remove `trainer` from job.yaml"
         )
     config = read_trainer_config(Path(environ[TRAINER_VARIABLE]))
     hook = _GroupHook(c10d, config, int(environ["RANK"]), GroupReport(environ), options)
     setattr(c10d, MAKES_GROUPS, hook.wrapped(helper))
-    c10d._get_split_source = lambda _: None  # a split communicator keeps its parent's network
+    c10d._get_split_source = lambda _: None  # a split communicator would keep its parent's network
     c10d.split_group = hook.split_group
     c10d._hash_ranks_to_str = hook.name_by_ranks
     if hasattr(c10d, "ProcessGroupGloo"):
-        c10d.ProcessGroupGloo = bind_gloo(c10d.ProcessGroupGloo, lambda: hook.interface)
+        c10d.ProcessGroupGloo = bind_gloo(c10d.ProcessGroupGloo, lambda: hook.binding.interface)
 
 
 def _refuse_overrides(environ: Mapping[str, str]) -> None:
     if environ.get("NCCL_NET"):
         raise RuntimeError(
             f"holmes: NCCL_NET={environ['NCCL_NET']} would override the network of every process group: unset it on "
-            "this host, and in what the trainer's command sets"
+            "this host and in the trainer's command"
         )
     if environ.get(COMMS_VARIABLE, "0") not in ("", "0"):
         raise RuntimeError(
-            f"holmes: {COMMS_VARIABLE}={environ[COMMS_VARIABLE]} makes groups by torchcomms, which takes no network by "
-            "group: unset it"
+            f"holmes: {COMMS_VARIABLE}={environ[COMMS_VARIABLE]} makes groups by torchcomms, which cannot set the "
+            "network of a group: unset it"
         )
 
 
 def _refuse_torchcomms(c10d: Any) -> None:
-    """Refuse the switch if a script has turned it on since it imported torch. Raises RuntimeError."""
+    """Raise RuntimeError if the script has enabled torchcomms after it imported torch."""
     is_on = getattr(c10d, "_use_torchcomms_enabled", None)
     if is_on is not None and is_on():
         raise RuntimeError(
-            "holmes: the script makes its groups by torchcomms (torch.distributed.config.use_torchcomms), which takes "
-            "no network by group: leave that out"
+            "holmes: the script makes its groups by torchcomms (torch.distributed.config.use_torchcomms), which cannot "
+            "set the network of a group: remove that setting"
         )
 
 
 class _GroupHook:
-    """The hook of one rank's process; `binding` is that of the group being made."""
+    """The hook in one rank's process. `binding` belongs to the group that is being made."""
 
     def __init__(self, c10d: Any, config: TrainerConfig, rank: int, report: GroupReport, options: str) -> None:
         self._c10d, self._config, self._rank, self._report, self._options = c10d, config, rank, report, options
         self.binding = GroupBinding(None, None)
         self._named: Counter[str] = Counter()
 
-    @property
-    def interface(self) -> str | None:
-        """This rank's interface for the group being made; None to leave it to torch."""
-        return self.binding.interface
-
     def wrapped(self, helper: Callable[..., Any]) -> Callable[..., Any]:
-        """Return torch's function with the network of the group set around it."""
+        """Return torch's function, wrapped to set the network of the group that it makes."""
         signature = inspect.signature(helper)
 
         @wraps(helper)
@@ -119,9 +118,9 @@ class _GroupHook:
         return make_group
 
     def _nccl_options(self, given: Any, net_name: str) -> Any:
-        """Return options of this group alone: torch keeps them and writes to them, and engines share one object.
+        """Return a copy of the options for this group, because engines share one object to which torch writes.
 
-        Options of another backend are torch's to refuse.
+        Options for another backend are returned unchanged, for torch to refuse.
         """
         kind = self._c10d.ProcessGroupNCCL.Options
         if given is not None and not isinstance(given, kind):
@@ -133,7 +132,7 @@ class _GroupHook:
     def name_by_ranks(self, ranks: Sequence[int]) -> str:
         """Return a new name for a group that only its members make.
 
-        torch's counts all groups that a rank is in, so members in different numbers of groups would never meet.
+        torch's own name counts all groups of a rank, so members in different numbers of groups would never meet.
         """
         members = "_".join(map(str, ranks))
         self._named[members] += 1
@@ -149,7 +148,7 @@ class _GroupHook:
         backend: Any = None,
         **_: Any,
     ) -> Any:
-        """Make a new group where torch would split one: a split communicator keeps its parent's network."""
+        """Make a new group instead of splitting `parent_pg`: a split communicator would keep its parent's network."""
         if not split_ranks:
             raise ValueError("split_ranks cannot be None or empty")
         parent = parent_pg or self._c10d._get_default_group()
@@ -168,7 +167,45 @@ class _GroupHook:
 
 
 def _backends(c10d: Any, backend: Any) -> tuple[str, ...]:
-    """Return the backends of a group by name, as `cpu:gloo,cuda:nccl` has two."""
+    """Return the names of a group's backends: two for `cpu:gloo,cuda:nccl`."""
     return tuple(
         dict.fromkeys(map(str, c10d.BackendConfig(c10d.Backend(str(backend))).get_device_backend_map().values()))
     )
+
+
+def bind_gloo(gloo: Any, interface: Callable[[], str | None]) -> Any:
+    """Return a subclass of `gloo` whose groups use the interface that `interface` returns, or torch's choice for None.
+
+    torch tests with `isinstance` for Gloo groups, also for groups whose Python object is gone, so every Gloo group is
+    an instance of the subclass. Options from a script keep all except their devices.
+    """
+
+    class OfAnyGloo(type(gloo)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, gloo)
+
+    class ProcessGroupGloo(gloo, metaclass=OfAnyGloo):  # type: ignore[misc]
+        def __init__(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
+            name = interface()
+            if name is None:
+                super().__init__(store, rank, size, *args, **kwargs)
+                return
+            given: Any = args[0] if args else kwargs.get("options", kwargs.get("timeout"))
+            has_options = isinstance(given, gloo._Options)
+            options = gloo._Options()
+            options._devices = [_device(gloo, name)]
+            options._threads = given._threads if has_options else GLOO_THREADS
+            timeout = given._timeout if has_options else given
+            if timeout is not None:
+                options._timeout = timeout
+            super().__init__(store, rank, size, options)
+
+    return ProcessGroupGloo
+
+
+def _device(gloo: Any, interface: str) -> Any:
+    lazily = os.environ.get("TORCH_GLOO_LAZY_INIT") == "1"
+    try:
+        return gloo.create_device(interface=interface, lazy_init=lazily)
+    except RuntimeError as error:
+        raise RuntimeError(f"holmes: a Gloo group cannot use the planned interface {interface!r}: {error}") from error

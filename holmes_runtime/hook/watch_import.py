@@ -1,6 +1,6 @@
-"""Waits for the import of torch's module of process groups, and hooks it before anything else sees it.
+"""A watcher that hooks torch's module of process groups at its import, before any other code uses it.
 
-Imports neither torch nor anything slow: it runs at the start of every Python of a rank.
+It runs at the start of every Python process of a rank, so it imports no torch and nothing slow.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def watch_import() -> None:
 
 
 class _Watcher(MetaPathFinder):
-    """Finds that one module as the other finders do, with a loader that hooks it."""
+    """A finder of that one module. It asks the other finders and wraps the loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec, None for every other module."""
+        """Return the module's spec; None for every other module."""
         if fullname != GROUPS_MODULE:
             return None
         for finder in sys.meta_path:
@@ -38,7 +38,7 @@ class _Watcher(MetaPathFinder):
 
 
 class _HookingLoader(Loader):
-    """Loads the module with its own loader, and then hooks it."""
+    """A loader that runs the module's own loader and then hooks the module."""
 
     def __init__(self, own: Any) -> None:
         self._own = own
@@ -47,7 +47,7 @@ class _HookingLoader(Loader):
         return getattr(self._own, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the module that its own loader makes."""
+        """Return the module that the own loader makes."""
         made: ModuleType | None = self._own.create_module(spec)
         return made
 

@@ -1,7 +1,7 @@
-"""Low-rank adapters of frozen matrices, as the peft library has them.
+"""Low-rank adapters of frozen matrices, as in the peft library.
 
-Parameters are `blocks.3.attention.query_lora.a` (rank, inputs) and `.b` (outputs, rank) for one matrix each; a GPT has
-one for its `qkv`, whose rows are in the order of that matrix.
+The adapter of one matrix has the parameters `blocks.3.attention.query_lora.a` (rank, inputs) and `.b` (outputs, rank).
+A GPT has one adapter for its `qkv`, with rows in the order of that matrix.
 Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021.
 """
 
@@ -19,10 +19,10 @@ from holmes_runtime.model.tensor_parallel import TensorParallel
 
 
 class Adapter(nn.Module):
-    """The matrices A (rank, inputs) and B (outputs, rank) of a frozen one.
+    """The matrices A (rank, inputs) and B (outputs, rank) that adapt a frozen matrix.
 
-    Under tensor parallelism the one that meets the split side of the frozen matrix is split with it. The other is
-    whole, and each shard has a part of its gradient.
+    Under tensor parallelism B is split with the rows of the frozen matrix, or A with its columns. The other of the two
+    is whole, and each shard has a part of its gradient.
     """
 
     def __init__(self, inputs: int, outputs: int, rank: int, scale: float) -> None:
@@ -32,21 +32,21 @@ class Adapter(nn.Module):
         self.b = nn.Parameter(torch.empty(outputs, rank))
 
     def forward(self, inside: Tensor) -> Tensor:
-        """Return the part to add to the frozen product: (.., outputs); inside: the product of A (.., rank)."""
+        """Return the values to add to the frozen product: (.., outputs); inside: the product with A (.., rank)."""
         return functional.linear(inside * self.scale, self.b)
 
 
 def make_adapter(shape: ModelShape, lora: Lora | None, matrix: Matrix) -> Adapter | None:
     """Return the adapter of `matrix`; None if it has none."""
-    return (
-        Adapter(*matrix_size(shape, matrix), lora.rank, lora.scale) if lora is not None and lora.has(matrix) else None
-    )
+    if lora is None or not lora.has(matrix):
+        return None
+    return Adapter(*matrix_size(shape, matrix), lora.rank, lora.scale)
 
 
 def gather_adapted(
     tp: TensorParallel, hidden: Tensor, linears: Sequence[nn.Linear], adapters: Sequence[Adapter | None]
 ) -> tuple[tuple[Tensor, ...], list[Tensor | None]]:
-    """Return the products of `TensorParallel.gather_linear`, and what each of `adapters` of their rows adds."""
+    """Return the products of `TensorParallel.gather_linear`, and the values that each adapter adds to their rows."""
     present = [adapter for adapter in adapters if adapter is not None]
     products = tp.gather_linear(hidden, *linears, more=[adapter.a for adapter in present])
     made = zip(present, products[len(linears) :], strict=True)
@@ -55,10 +55,10 @@ def gather_adapted(
 
 
 def plus(product: Tensor, added: Tensor | None) -> Tensor:
-    """Return the sum of `product` and what an adapter adds to it, if anything."""
+    """Return the sum of `product` and the values of its adapter, if it has one."""
     return product if added is None else product + added.view_as(product)
 
 
 def is_adapter(name: str) -> bool:
-    """Return True if parameter `name` is an adapter's."""
+    """Return True if parameter `name` belongs to an adapter."""
     return name.endswith(("_lora.a", "_lora.b"))

@@ -1,4 +1,4 @@
-"""The module of one stage and the loss of its output: a GPT or Llama, a model of the user's own, or a rehearsal."""
+"""The module and the loss of one stage: a GPT or Llama, the user's own model, or a rehearsal without computing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,12 @@ from holmes_runtime.model.distilled_loss import SoftTargets, distilled_loss
 from holmes_runtime.model.emulated import EMULATED_TABLE, GRADIENT_READY, WEIGHT_HALF, EmulatedStage, mean_activation
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.experts import Balancing
-from holmes_runtime.model.fp8_layers import multiply_in_fp8
 from holmes_runtime.model.head_loss import cross_entropy
 from holmes_runtime.model.tensor_parallel import TensorParallel
 from holmes_runtime.model.tensor_part import TensorPart
-from holmes_runtime.node.compiler import missing_for_compile
+from holmes_runtime.node.compiler import missing_for_compile, missing_for_fp8
 
+FP8_CAPABILITY = (8, 9)  # the lowest with FP8 products. Source: torch/nn/functional.py, scaled_mm
 Factory = Callable[[range, RunConfig], nn.Module]
 
 
@@ -42,9 +42,9 @@ class LossFunction(Protocol):
 
 @dataclass(frozen=True)
 class StageModule:
-    """The module of a stage; `parts` has by name the part of each parameter here under tensor parallelism.
+    """The module of a stage. `parts` maps names to the parts of parameters on this rank under tensor parallelism.
 
-    `tied` is the trained parameter that the other end of the pipeline holds a copy of, if any.
+    `tied` is the trained parameter that has a copy at the other end of the pipeline, if there is one.
     """
 
     stage: Stage
@@ -64,11 +64,14 @@ def build_stage(
     cp: ContextParallel = WHOLE,
     ep: ExpertParallel = ALL_EXPERTS,
 ) -> StageModule:
-    """Return the module of `stage` for rank `me` on `device`. Raise RuntimeError if it cannot be built there.
+    """Return the module of `stage` for rank `me` on `device`.
 
-    Without `draws` a GPT's or Llama's weights are zeros, for a checkpoint to be loaded into; also in a run that starts
-    from a published model. Frozen ones, which no checkpoint has, are always drawn or read. `loss_scale` returns the
-    factor on the gradients of losses at present.
+    The weights of a GPT or Llama are zeros without `draws`, or if the run starts from a published model. Frozen weights
+    are in no checkpoint, so they are always drawn or read. `loss_scale` returns the current factor on the gradients of
+    losses.
+
+    Raises:
+        RuntimeError: The module cannot be built on this host.
     """
     is_end = stage.index in (0, len(config.stages) - 1)
     is_tied = config.model.tied_embeddings and is_end and config.pp > 1 and config.lora is None
@@ -85,8 +88,8 @@ def build_stage(
         frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
         if frozen:  # no checkpoint would have them
             raise RuntimeError(
-                f"host {me.host}: model.factory {config.model.factory}: parameter {frozen[0]} is frozen, and would "
-                "not be saved: train it, or make it a buffer"
+                f"host {me.host}: model.factory {config.model.factory}: parameter {frozen[0]} is frozen, so "
+                "checkpoints would lack it: train it, or make it a buffer"
             )
         return StageModule(stage, module.to(device, DTYPES[config.value_type]), {})
     balance = config.optimizer.router_balance / config.model.num_layers
@@ -114,11 +117,11 @@ def build_stage(
 
 
 def loss_function(config: RunConfig, tp: TensorParallel) -> LossFunction:
-    """Return the loss function of the run. Where it is called without a teacher, as in evaluations, it uses none."""
+    """Return the loss function of the run. Evaluations call it without a teacher."""
     if config.emulation is not None:
         return mean_activation
     vocab_size, settings = config.model.vocab_size, config.data.teacher
-    overwrites = config.model.factory is None  # another's model may need its logits
+    overwrites = config.model.factory is None  # a user's own model may need its logits
 
     def loss(logits: Tensor, targets: Tensor, teacher: SoftTargets | None = None) -> Tensor:
         if settings is None or teacher is None:
@@ -129,9 +132,12 @@ def loss_function(config: RunConfig, tp: TensorParallel) -> LossFunction:
 
 
 def load_factory(factory: str, host: str) -> Factory:
-    """Return the function that FILE.py:FUNCTION names. Raise RuntimeError naming host and file if there is none.
+    """Return the function that FILE.py:FUNCTION names.
 
-    A file in the folder of the user's code is imported as a module of that folder, from where it imports others.
+    A file in the folder of the user's code is imported as a module of that folder, so that it can import others there.
+
+    Raises:
+        RuntimeError: The file or the function does not exist, or another module has the file's name.
     """
     file, _, function = factory.rpartition(":")
     if not Path(file).is_file():
@@ -144,17 +150,17 @@ def load_factory(factory: str, host: str) -> Factory:
 
 
 def _load(file: str) -> ModuleType:
-    """Return the module in a file that stands alone."""
+    """Return the module of a file outside the folder of the user's code."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None, file
-    assert spec.loader is not None, file  # its name ends with .py
+    assert spec.loader is not None, file  # the name ends with .py
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def _import_code(file: str, host: str) -> ModuleType:
-    """Import a file of the user's code as its other modules do. Raise RuntimeError if another has its name."""
+    """Import a file of the user's code under the name by which its other modules import it."""
     folder = str(Path(CODE_FOLDER).absolute())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -162,8 +168,8 @@ def _import_code(file: str, host: str) -> ModuleType:
     module = importlib.import_module(name)
     if not Path(module.__file__ or os.devnull).samefile(file):
         raise RuntimeError(
-            f"host {host}: model.factory: {file}: module {name} is {module.__file__ or 'part of Python'} here already; "
-            "give the file another name"
+            f"host {host}: model.factory: {file}: another module is already named {name}: "
+            f"{module.__file__ or 'a part of Python'}; rename the file"
         )
     return module
 
@@ -173,3 +179,27 @@ def check_compiler(host: str, device: torch.device) -> None:
     lacking = missing_for_compile(device.type != "cpu", os.environ)
     if lacking is not None:
         raise RuntimeError(f"host {host}: compile needs {lacking}: install it, or set `compile: false` in job.yaml")
+
+
+def multiply_in_fp8(blocks: nn.Module, host: str, device: torch.device) -> None:
+    """Replace the linear modules of `blocks` by torchao's, which multiply in FP8 forward and backward.
+
+    Parameters, their names and the values kept for the backward do not change. Each product scales each of its two
+    matrices by its current largest value. CPUs multiply the rounded values in fp32.
+
+    Raises:
+        RuntimeError: The host lacks torchao, its torchao does not fit its torch, or its GPU lacks FP8 products.
+    """
+    float8: Any = None
+    lacking = missing_for_fp8()
+    if lacking is None:
+        try:
+            float8 = importlib.import_module("torchao.float8")
+        except ImportError as error:
+            lacking = f"a torchao that works with torch {torch.__version__}: {error}"
+    if lacking is None and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        name, wanted = torch.cuda.get_device_name(device), ".".join(map(str, FP8_CAPABILITY))
+        lacking = f"a GPU of compute capability {wanted} or later, which {name} is not"
+    if lacking is not None:
+        raise RuntimeError(f"host {host}: fp8 needs {lacking}; provide it, or leave `fp8` out of job.yaml")
+    float8.convert_to_float8_training(blocks, config=float8.Float8LinearConfig(emulate=device.type == "cpu"))

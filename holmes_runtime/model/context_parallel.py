@@ -1,10 +1,10 @@
-"""Sequences cut over the ranks of a context group: each computes two chunks of all, an early one and a late one.
+"""Sequences split over the ranks of a context group: each rank computes an early and a late chunk of every sequence.
 
-A sequence is cut into 2 cp chunks, and part i has chunks i and 2 cp - 1 - i: together as many keys precede their
-queries in each part. Every part gathers the keys and values of all, and both of its chunks attend to the keys up to
-their own end. Gradients of keys and values are added up over the parts that attended to them. Chunks in such pairs:
-Megatron-Core's context parallelism; keys that are gathered: Grattafiori et al., The Llama 3 Herd of Models, 2024,
-section 3.3.2.
+A sequence is cut into 2 cp chunks. Part i has chunks i and 2 cp - 1 - i, so the same number of keys precedes the
+queries of each part. Every part gathers all keys and values, and each of its chunks attends to the keys up to its own
+end. Gradients of keys and values are summed over the parts that attended to them.
+Sources: Megatron-Core's context parallelism for the pairs of chunks; Grattafiori et al., The Llama 3 Herd of Models,
+2024, section 3.3.2, for gathered keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holmes_runtime.model.tensor_parallel import timed_group
 
 
 class Masks(NamedTuple):
-    """Terms added to the scores of the early and of the late chunk, (batch or 1, 1, chunk, keys up to its end) each."""
+    """Terms to add to the scores of the early and the late chunk, (batch or 1, 1, chunk, keys up to its end) each."""
 
     early: Tensor
     late: Tensor
@@ -36,10 +36,10 @@ class Masks(NamedTuple):
 
 @dataclass(frozen=True)
 class ContextParallel:
-    """This rank's part of every sequence; `group` None, one rank, has all of it.
+    """This rank's part of every sequence. Without a `group`, one rank has whole sequences.
 
-    `parts` are the parts of the group's ranks, in their order in the group. The group's collectives hold up the
-    computation as tensor shards' do, and are counted with them, as lap "tp" of `stopwatch`.
+    `parts` are the parts of the group's ranks, in the group's order. The group's collectives block computation, like
+    a tensor group's, so both count as lap "tp" of `stopwatch`.
     """
 
     group: ProcessGroup | None = None
@@ -53,19 +53,19 @@ class ContextParallel:
         return len(self.parts)
 
     def take(self, values: Tensor, dim: int = 1) -> Tensor:
-        """Return this part of `values`, which have a whole sequence along `dim`; a view where that is all of it."""
+        """Return this part of `values`, which have a whole sequence along `dim`; unchanged if there is one part."""
         if self.size == 1:
             return values
         chunks = values.chunk(2 * self.size, dim)
         return torch.cat([chunks[chunk] for chunk in _chunks_of(self.part, self.size)], dim)
 
     def ends(self, chunk: int) -> tuple[int, int]:
-        """Return the numbers of keys up to the end of the early and of the late chunk, `chunk` tokens long."""
+        """Return the numbers of keys up to the ends of the early and the late chunk, each `chunk` tokens long."""
         early, late = _chunks_of(self.part, self.size)
         return (early + 1) * chunk, (late + 1) * chunk
 
     def causal_masks(self, seq_length: int, dtype: torch.dtype, device: torch.device | None) -> Masks | None:
-        """Return the masks of joined documents; None on a GPU, whose kernels know where the chunks end."""
+        """Return the masks of joined documents; None on a GPU, whose kernels need none."""
         if self.size == 1 or (device is not None and device.type == "cuda"):
             return None
         chunk = seq_length // (2 * self.size)
@@ -81,21 +81,21 @@ class ContextParallel:
     # Outside of compiled code, as in tensor_parallel.py.
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None, gathers_again: bool
+        self, query: Tensor, key: Tensor, value: Tensor, masks: Masks | None, regathers: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return attention's core of the early and of the late chunk: (batch, seq / 2 cp, heads * head_size) each.
+        """Return the attention of the early and the late chunk: (batch, seq / 2 cp, heads * head_size) each.
 
-        query: (batch, seq / cp, heads, head_size), key and value: (.., kv heads, head_size). If it `gathers_again`,
-        gathered keys and values are not kept, but gathered once more in the backward.
+        query: (batch, seq / cp, heads, head_size), key and value: (.., kv heads, head_size). With `regathers`, gathered
+        keys and values are not kept but gathered again in the backward.
         """
-        # On GPUs the fused kernel that takes masks does not take groups of heads.
+        # On GPUs the fused kernel that takes masks does not support groups of heads.
         repeats = query.shape[2] // key.shape[2] if masks is not None and masks.show_documents else 1
         whole = _GatherKeys.apply(key, value, self, repeats)  # type: ignore[no-untyped-call]
-        if not gathers_again:
-            query = query.contiguous()  # a GPT's is a view of its keys and values as well, which would be kept
+        if not regathers:
+            query = query.contiguous()  # a GPT's query is a view of a tensor with keys and values, which would be kept
         chunks = query.transpose(1, 2).chunk(2, 2)
         early, late = (None, None) if masks is None else masks[:2]
-        with _gathered_again(whole[0], key, value, self, repeats) if gathers_again else nullcontext():
+        with _regather_in_backward(whole[0], key, value, self, repeats) if regathers else nullcontext():
             first = attend_up_to_end(chunks[0], whole[0], whole[1], early)
             return first, attend_up_to_end(chunks[1], whole[2], whole[3], late)
 
@@ -104,12 +104,12 @@ WHOLE = ContextParallel()
 
 
 def _chunks_of(part: int, parts: int) -> tuple[int, int]:
-    """Return the numbers of the early and of the late chunk of `part`."""
+    """Return the numbers of the early and the late chunk of `part`."""
     return part, 2 * parts - 1 - part
 
 
 def attend_up_to_end(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend to keys and values up to the end of the queries: (batch, chunk, heads * head_size).
+    """Return the attention to keys and values up to the end of the queries: (batch, chunk, heads * head_size).
 
     query: (batch, heads, chunk, head_size); key, value: (batch, keys, kv heads, head_size).
     """
@@ -125,7 +125,7 @@ def attend_up_to_end(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 
 
 def _gather_whole(key: Tensor, value: Tensor, cp: ContextParallel, repeats: int) -> Tensor:
-    """Return all parts' keys and values in the order of the sequence: (2, batch, seq, kv heads * repeats, head_size).
+    """Return the keys and values of all parts in sequence order: (2, batch, seq, kv heads * repeats, head_size).
 
     key, value: this part's (batch, seq / cp, kv heads, head_size).
     """
@@ -144,9 +144,9 @@ def _gather_whole(key: Tensor, value: Tensor, cp: ContextParallel, repeats: int)
 
 
 def _scatter_sum(gradients: Sequence[Tensor], cp: ContextParallel, repeats: int) -> tuple[Tensor, Tensor]:
-    """Add gradients of gathered keys and values up over the parts. Return the sums for this part's key and value.
+    """Return the gradients of this part's key and value, summed over all parts.
 
-    gradients: of the keys and the values up to the end of the early chunk, then of the late one.
+    gradients: of the keys and values up to the end of the early chunk, then of the late chunk.
     """
     summed = [
         each.view(*each.shape[:2], -1, repeats, each.shape[3]).sum(3) if repeats > 1 else each for each in gradients
@@ -168,9 +168,9 @@ def _scatter_sum(gradients: Sequence[Tensor], cp: ContextParallel, repeats: int)
 
 
 class _GatherKeys(torch.autograd.Function):
-    """Gathers keys and values; the result are those up to the end of the early chunk, and of the late one.
+    """The gathering of keys and values. The results are keys and values up to the early chunk's end and the late's.
 
-    All four are parts of one storage, so that kernels that keep them keep it once.
+    All four share one storage, so kernels that keep them keep it once.
     """
 
     @staticmethod
@@ -183,21 +183,20 @@ class _GatherKeys(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Return the gradients of this part's key and value."""
         return *_scatter_sum(gradients, ctx.cp, ctx.repeats), None, None
 
 
 class _KeptPart(NamedTuple):
     """A part of the storage of gathered keys and values."""
 
-    again: _Again
+    keys: _RegatheredKeys
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
 
 
-class _Again:
-    """Gathered keys and values that are let go after the forward, and gathered once more for all of their uses."""
+class _RegatheredKeys:
+    """Gathered keys and values that are freed after the forward and gathered once more for all uses in the backward."""
 
     def __init__(self, gather: Callable[[], Tensor]) -> None:
         self._gather = gather
@@ -205,7 +204,7 @@ class _Again:
         self.uses = self._left = 0
 
     def take(self) -> Tensor:
-        """Return them for one use; the last one lets them go."""
+        """Return the keys and values for one use. The last use frees them."""
         if self._whole is None:
             self._whole, self._left = self._gather(), self.uses
         whole, self._left = self._whole, self._left - 1
@@ -214,25 +213,25 @@ class _Again:
         return whole
 
 
-def _gathered_again(
+def _regather_in_backward(
     gathered: Tensor, key: Tensor, value: Tensor, cp: ContextParallel, repeats: int
 ) -> AbstractContextManager[object]:
-    """Let kernels within keep this part's `key` and `value` in the place of `gathered`'s storage."""
+    """Make kernels inside keep this part's `key` and `value` instead of the storage of `gathered`."""
     if not torch.is_grad_enabled():
         return nullcontext()
     address, own = gathered.untyped_storage().data_ptr(), (key.detach(), value.detach())
-    again = _Again(lambda: _gather_whole(*own, cp, repeats))
+    keys = _RegatheredKeys(lambda: _gather_whole(*own, cp, repeats))
 
     def pack(saved: Tensor) -> Tensor | _KeptPart:
         if saved.untyped_storage().data_ptr() != address:
             return saved
-        again.uses += 1
-        return _KeptPart(again, saved.shape, saved.stride(), int(saved.storage_offset()))
+        keys.uses += 1
+        return _KeptPart(keys, saved.shape, saved.stride(), int(saved.storage_offset()))
 
     def unpack(packed: Tensor | _KeptPart) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
         with torch.no_grad():
-            return packed.again.take().as_strided(packed.shape, packed.stride, packed.offset)
+            return packed.keys.take().as_strided(packed.shape, packed.stride, packed.offset)
 
     return saved_tensors_hooks(pack, unpack)

@@ -1,12 +1,12 @@
-"""GPT and Llama cut into stages: a stage builds only its own layers, and any cut or split starts from the same weights.
+"""GPT and Llama in stages: a stage builds only its own layers, and every cut or split starts from the same weights.
 
 GPT: pre-LayerNorm, learned positions, GELU, biases (Radford et al., GPT-2, 2019). Llama: RMSNorm, rotary positions,
-SwiGLU, grouped-query attention, no biases (Touvron et al., Llama 2, 2023), and what Llama 3, Qwen, Mistral and Mixtral
-add: see `ModelShape`. A tied head is the table of token vectors; under a pipeline the last stage holds a copy of it.
+SwiGLU, grouped-query attention, no biases (Touvron et al., Llama 2, 2023), and the additions of Llama 3, Qwen, Mistral
+and Mixtral (see `ModelShape`). A tied head is the table of token vectors. Under a pipeline the last stage has a copy.
 
-Every module is described as if it were whole; under tensor parallelism `tensor_part.py` says along which dimension a
-parameter is cut, and `tensor_parallel.py` where the pieces meet. With tp = 1 read seq / tp as seq. Where
-several ranks share a sequence, seq is this rank's part of it: `context_parallel.py`.
+Modules are written as if they were whole. Under tensor parallelism `tensor_part.py` gives the dimension along which a
+parameter is split, and `tensor_parallel.py` the collectives. Where several ranks share a sequence, seq is this rank's
+part of it: `context_parallel.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holmes_runtime.model.document_mask import attend_documents, document_ends, 
 from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.experts import Balancing, Experts
 from holmes_runtime.model.initial_weights import initial_value
-from holmes_runtime.model.recomputed_values import Keep, keeping, kept_selectively, made_again
+from holmes_runtime.model.recomputed_values import Keep, checkpoint_selectively, keeping, recomputing
 from holmes_runtime.model.rotary import make_rotation, rotate
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
 from holmes_runtime.model.tensor_part import part_of
@@ -42,8 +42,8 @@ DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfl
 class Attention(nn.Module):
     """Causal self-attention in which each key and value head serves `num_heads / num_kv_heads` query heads.
 
-    The rows of `qkv` go by key-value head: its query heads, then its key, then its value. So a range of rows is a
-    range of whole heads.
+    `qkv` has for each key-value head the rows of its query heads, of its key and of its value. So a tensor shard's rows
+    are whole heads.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Attention(nn.Module):
         shape: ModelShape,
         tp: TensorParallel,
         cp: ContextParallel = WHOLE,
-        gathers_again: bool = False,
+        regathers: bool = False,
         lora: Lora | None = None,
     ) -> None:
-        """`gathers_again`: keys and values of other parts of a sequence are not kept for the backward."""
+        """With `regathers`, keys and values of other parts of a sequence are not kept for the backward."""
         super().__init__()
-        self.tp, self.cp, self.gathers_again, self.head_size = tp, cp, gathers_again, shape.head_size
+        self.tp, self.cp, self.regathers, self.head_size = tp, cp, regathers, shape.head_size
         self.queries_per_kv = shape.num_heads // shape.kv_heads
         rows = (shape.num_heads + 2 * shape.kv_heads) * shape.head_size
         is_gpt = shape.family == "gpt"
@@ -71,10 +71,11 @@ class Attention(nn.Module):
         self.projection_lora = make_adapter(shape, lora, "projection")
 
     def forward(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | Masks | None = None) -> Tensor:
-        """Attend within each sample, or, with the mask of `document_mask` or int32 `document_ends`, each document.
+        """Return the attention inside samples, or inside documents if `mask` shows them.
 
-        hidden and result: (micro_batch_size, seq_length / tp, hidden_size); rotation: see `make_rotation`. It turns by
-        places in the sample, also inside documents: scores depend on the distance alone.
+        hidden and result: (micro_batch_size, seq_length / tp, hidden_size); rotation: see `make_rotation`; mask: from
+        `document_mask`, or int32 from `document_ends`. Rotations are by positions in the sample, also inside documents,
+        because scores depend on distances alone.
         """
         adapters = self.qkv_lora, self.query_lora, self.key_lora, self.value_lora
         (made,), (of_all, of_query, of_key, of_value) = gather_adapted(self.tp, hidden, [self.qkv], adapters)
@@ -85,25 +86,25 @@ class Attention(nn.Module):
         key, value = grouped[:, :, :, -2], grouped[:, :, :, -1]  # (.., num_kv_heads / tp, head_size)
         query, key, value = plus(query, of_query), plus(key, of_key), plus(value, of_value)
         if self.query_norm is not None and self.key_norm is not None:
-            # Norms keep their inputs: copies, so that they keep no more of `grouped`.
+            # Norms keep their inputs. Copies let `grouped` be freed.
             query, key = self.query_norm(query.contiguous()), self.key_norm(key.contiguous())
         if rotation is not None:
-            # The backward of a rotation needs no head as it was: with a copy of the values, `grouped` is let go.
+            # The backward of a rotation needs no inputs, so with a copy of the values `grouped` is freed.
             query, key, value = rotate(query, rotation), rotate(key, rotation), value.contiguous()
         if not isinstance(mask, Masks) and self.cp.size == 1:
             return _add_up(self.projection, [self._mix(query, key, value, mask)], self.tp, self.projection_lora)
         assert not isinstance(mask, Tensor)
-        mixed = self.cp.attend(query, key, value, mask, self.gathers_again)
+        mixed = self.cp.attend(query, key, value, mask, self.regathers)
         return _add_up(self.projection, mixed, self.tp, self.projection_lora)
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Return attention's core: (micro_batch_size, seq_length, query_size / tp), heads one after the other."""
+        """Return the mixed values of all heads: (micro_batch_size, seq_length, query_size / tp)."""
         if mask is not None and mask.dtype == torch.int32:
             return attend_documents(query, key, value, mask).flatten(2)
         # by head: (micro_batch_size, heads, seq_length, head_size)
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         grouped = self.queries_per_kv > 1
-        if mask is not None and grouped:  # on GPUs the fused kernel that takes masks does not take groups
+        if mask is not None and grouped:  # on GPUs the fused kernel that takes masks does not support groups
             key, value = (each.repeat_interleave(self.queries_per_kv, 1) for each in (key, value))
             grouped = False
         mixed = functional.scaled_dot_product_attention(
@@ -113,9 +114,9 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """The feed-forward network: GELU of `up` for a GPT, SiLU of `gate` times `up` for a Llama; then `down`.
+    """The feed-forward network: GELU of `up` for a GPT, SiLU of `gate` times `up` for a Llama, then `down`.
 
-    `keep` sets how the results of cheap operators are kept for the backward, here and in Block.
+    `keep` decides if results of cheap operators are kept for the backward or recomputed, here and in `Block`.
     """
 
     def __init__(self, shape: ModelShape, tp: TensorParallel, keep: Keep, lora: Lora | None = None) -> None:
@@ -163,9 +164,9 @@ class Block(nn.Module):
         lora: Lora | None = None,
     ) -> None:
         super().__init__()
-        self.keep = made_again if recompute == "selective" else keeping
+        self.keep = recomputing if recompute == "selective" else keeping
         self.attention_norm = make_norm(shape)
-        self.attention = Attention(shape, tp, cp, gathers_again=recompute == "selective", lora=lora)
+        self.attention = Attention(shape, tp, cp, regathers=recompute == "selective", lora=lora)
         self.mlp_norm = make_norm(shape)
         is_dense = shape.experts is None
         self.mlp = Mlp(shape, tp, self.keep, lora) if is_dense else Experts(shape, tp, self.keep, balancing, ep)
@@ -183,22 +184,22 @@ class Block(nn.Module):
         return result
 
     def forward_to_compile(self, hidden: Tensor, rotation: Tensor | None, mask: Tensor | Masks | None = None) -> Tensor:
-        """Run `forward`; compiled code keeps what the compiler chooses, also between the places where it stops."""
+        """Run `forward` as one function to compile, which recomputes cheap results if the block does."""
         if self.keep is keeping or self.is_interrupted:
             return Block.forward(self, hidden, rotation, mask)
         assert not isinstance(mask, Masks)
-        return kept_selectively(partial(Block.forward, self), hidden, rotation, mask)
+        return checkpoint_selectively(partial(Block.forward, self), hidden, rotation, mask)
 
 
 class Embedding(nn.Embedding):
-    """A table whose values `fill` gives; torch would draw some first, and on "meta" import its compiler for that."""
+    """A table that is filled by `DecoderStage.fill`. To draw values on "meta", torch would import its compiler."""
 
     def reset_parameters(self) -> None:
-        """Draw nothing."""
+        """Draw no values."""
 
 
 class TokenEmbedding(Embedding):
-    """The table of token vectors, or this rank's rows of it; where the head is tied, the head as well."""
+    """The table of token vectors, or this rank's rows of it. A tied head uses it too."""
 
     def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__(shape.vocab_size, shape.hidden_size)
@@ -207,8 +208,7 @@ class TokenEmbedding(Embedding):
     def forward(self, inputs: Tensor, is_head: bool = False) -> Tensor:
         """Map int64 tokens (micro_batch_size, seq_length) to vectors (micro_batch_size, seq_length / tp, hidden_size).
 
-        As the head, logits (micro_batch_size, seq_length, vocab_size / tp) of hidden states (.., seq_length / tp,
-        hidden_size).
+        As the head, map hidden states (.., seq_length / tp, hidden_size) to logits (.., seq_length, vocab_size / tp).
         """
         if is_head:
             return self.tp.gather_product(inputs, self.weight)
@@ -216,7 +216,7 @@ class TokenEmbedding(Embedding):
 
 
 class Head(nn.Linear):
-    """The matrix of logits, or this rank's rows of it; a module, so that its hooks can wait for weights."""
+    """The output matrix, or this rank's rows of it. It is a module so that hooks can wait for its weights."""
 
     def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__(shape.hidden_size, shape.vocab_size, bias=False)
@@ -228,11 +228,10 @@ class Head(nn.Linear):
 
 
 class DecoderStage(nn.Module):
-    """The layers of one stage; the first also embeds tokens, the last also computes logits.
+    """The layers of one stage. The first stage also embeds tokens, and the last also computes logits.
 
-    Parameters have their names in the whole model (`blocks.7.attention.qkv.weight`). The initial values depend on
-    (seed, name) alone, so neither the cut nor the split changes the weights. `parts` has by name the part of each
-    parameter here.
+    Parameters are named as in the whole model (`blocks.7.attention.qkv.weight`). Initial values depend on seed and name
+    alone, so they are the same for every cut and split. `parts` maps names to the parts of parameters on this rank.
     """
 
     def __init__(
@@ -252,11 +251,9 @@ class DecoderStage(nn.Module):
         ep: ExpertParallel = ALL_EXPERTS,
         lora: Lora | None = None,
     ) -> None:
-        """Without `draws` weights are zeros, for a checkpoint to be loaded into. `balancing` is for the experts
-        of each layer, which the replicas of `ep` share. With `lora` all parameters but adapters, which are always
-        drawn, are frozen.
-
-        `lazily`: parameters take memory only when the caller gives them values by `fill`.
+        """Without `draws` weights are zeros, to be loaded from a checkpoint. With `lora` all parameters are frozen
+        except adapters, which are always drawn. With `lazily` parameters take memory only after the caller calls
+        `fill`. `balancing` is for the experts of each layer, which the replicas of `ep` share.
         """
         super().__init__()
         self.seed, self.draws = seed, draws
@@ -304,22 +301,22 @@ class DecoderStage(nn.Module):
                 parameter.data.zero_()
 
     def compile_blocks(self) -> None:
-        """Compile the blocks; hooks on a block stay outside the compiled code."""
+        """Compile the blocks. Hooks on a block stay outside the compiled code."""
         for block in self.blocks.values():
             compiled = torch.compile(cast(Block, block).forward_to_compile)
             block.forward = partial(_without_gradients, compiled, tuple(block.parameters()))
 
-    def forward(self, inputs: Tensor, positions: Tensor | None = None, most_documents: int = 0) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor | None = None, max_documents: int = 0) -> Tensor:
         """Return logits (micro_batch_size, seq_length, vocab_size / tp) on the last stage, else hidden states.
 
         inputs: int64 tokens (micro_batch_size, seq_length) on the first stage, else hidden states (micro_batch_size,
-        seq_length / tp, hidden_size). positions: where documents are separate, the position of each token of a whole
-        sequence in its own, int64 (micro_batch_size, seq_length), of no more than `most_documents`.
+        seq_length / tp, hidden_size). positions: for separate documents, at most `max_documents`, each token's position
+        in its document, for whole sequences, int64 (micro_batch_size, seq_length).
         """
         hidden = self._embed(inputs, positions) if self.is_first else inputs
         mask: Tensor | Masks | None = self.causal_masks
         if positions is not None:
-            mask = self._borders(positions, most_documents, hidden.dtype)
+            mask = self._borders(positions, max_documents, hidden.dtype)
         for block in self.blocks.values():
             if self.recompute:
                 hidden = checkpoint(block, hidden, self.rotation, mask, use_reentrant=False, preserve_rng_state=False)
@@ -327,12 +324,12 @@ class DecoderStage(nn.Module):
                 hidden = block(hidden, self.rotation, mask)
         return self._logits(self.final_norm(hidden)) if self.is_last else hidden
 
-    def _borders(self, positions: Tensor, most_documents: int, dtype: torch.dtype) -> Tensor | Masks:
-        """Return what shows attention where documents end."""
+    def _borders(self, positions: Tensor, max_documents: int, dtype: torch.dtype) -> Tensor | Masks:
+        """Return the masks or ends that separate documents in attention."""
         if self.cp.size > 1:
             return self.cp.document_masks(positions, dtype)
         if self.takes_ends:
-            return document_ends(positions, most_documents)
+            return document_ends(positions, max_documents)
         return document_mask(positions, dtype)
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -352,9 +349,9 @@ class DecoderStage(nn.Module):
 
 
 def _without_gradients(compiled: Callable[..., Tensor], parameters: Sequence[nn.Parameter], *inputs: object) -> Tensor:
-    """Return `compiled(*inputs)`, in which `parameters` show no gradients.
+    """Return `compiled(*inputs)`, computed while the `grad` of `parameters` is None.
 
-    A compiler stops at each use of a 16-bit parameter whose gradient is summed in fp32, and compiles what lies between.
+    The compiler would break the graph at each use of a 16-bit parameter whose gradient is summed in fp32.
     """
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -373,16 +370,15 @@ def make_norm(shape: ModelShape) -> nn.Module:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return SiLU of `gate` times `up`, all of one shape; Shazeer, GLU Variants Improve Transformer, 2020."""
+    """Return SiLU of `gate` times `up`, of the same shape. Source: Shazeer, GLU Variants Improve Transformer, 2020."""
     return functional.silu(gate) * up
 
 
 def _add_up(linear: nn.Linear, inputs: Sequence[Tensor], tp: TensorParallel, adapter: Adapter | None = None) -> Tensor:
-    """Apply `linear` whose columns are split: add partial results up and only then, once, the bias.
+    """Apply `linear`, whose columns are split: sum the partial results over ranks, and then add the bias once.
 
-    The `adapter` adds its own partial results, so that both are added up at once.
-
-    `inputs` are chunks of a sequence, each multiplied by itself, so that no copy of all of them is kept.
+    Partial results of the `adapter` are part of the same sum. `inputs` are chunks of a sequence. Each is multiplied
+    separately, so that no copy of the whole sequence is kept.
     """
     is_whole = tp.size == 1
     products = [linear(chunk) if is_whole else functional.linear(chunk, linear.weight) for chunk in inputs]

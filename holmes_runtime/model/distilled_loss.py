@@ -1,13 +1,13 @@
 """Cross entropy mixed with the divergence from a teacher's likeliest tokens, a few positions at a time.
 
-With z the logits of a target, t its token, T the temperature, w the weight, and p the teacher's probabilities, the
-softmax of their logarithms / T over the tokens that it has, the loss is
+Let z be the logits of a position, t its target, T the temperature and w the weight. Let p be the teacher's
+probabilities: the softmax of its logarithms / T, over the tokens that it has. The loss is
 
     (1 - w) (logsumexp(z) - z_t) + w T^2 sum_k p_k (log p_k - log softmax(z / T)_k).
 
 The softmax of z / T is over the whole vocabulary. Source: Hinton, Vinyals and Dean, Distilling the Knowledge in a
-Neural Network, 2015. As in `head_loss.py` the backward computes its terms again, and of tensor shards only a few
-numbers for each target travel.
+Neural Network, 2015. As in `head_loss.py`, the backward recomputes its terms, and tensor shards exchange only a few
+numbers per target.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from holmes_runtime.model.tensor_parallel import TensorParallel
 
 
 class SoftTargets(NamedTuple):
-    """The tokens that a teacher finds likeliest in each place, int32 (.., top), and logarithms, fp32 (.., top).
+    """A teacher's likeliest tokens in each position, int32 (.., top), and their logarithms, fp32 (.., top).
 
-    They are the logarithms of probabilities, but for a constant.
+    They are logarithms of probabilities, up to a constant.
     """
 
     tokens: Tensor
@@ -55,7 +55,7 @@ def distilled_loss(
 
 
 class _ChunkedDistillation(torch.autograd.Function):
-    """Keeps the logits as they came, and the logarithms of two sums of exponentials for each target."""
+    """The loss as one function, which keeps the logits and the logarithms of two sums of exponentials per target."""
 
     @staticmethod
     def forward(
@@ -69,9 +69,8 @@ class _ChunkedDistillation(torch.autograd.Function):
         tp: TensorParallel,
         overwrites: bool,
     ) -> Tensor:
-        """logits: (tokens, own vocabulary); targets: (tokens,), likeliest: (tokens, top), from the first own entry on.
-
-        predicted: (tokens,), of booleans. teacher: (tokens, top), probabilities at the temperature. A scalar.
+        """Return a scalar. logits: (tokens, own vocabulary); targets: (tokens,) and likeliest: (tokens, top), from
+        the first own entry on; predicted: booleans (tokens,); teacher: probabilities at the temperature (tokens, top).
         """
         columns = torch.cat([targets.unsqueeze(1), likeliest], 1)
         is_own = (columns >= 0) & (columns < logits.shape[1])
@@ -96,7 +95,7 @@ class _ChunkedDistillation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the logits: (tokens, own vocabulary), of their type."""
+        """Return the gradient of the logits in their type: (tokens, own vocabulary)."""
         logits, columns, is_own, teacher, predicted, log_sums, log_sums_t = ctx.saved_tensors
         settings: TeacherSettings = ctx.settings
         result = logits if ctx.overwrites else torch.empty_like(logits)
@@ -108,7 +107,7 @@ class _ChunkedDistillation(torch.autograd.Function):
         ):
             soft = torch.sub(chunk.float() / settings.temperature, log_sum_t.unsqueeze(1)).exp_()
             gradient = torch.sub(chunk, log_sum.unsqueeze(1)).exp_().mul_(share).add_(soft, alpha=soft_share)
-            for part in (slice(0, 1), slice(1, None)):  # the teacher may have the target too: two sums in a fixed order
+            for part in (slice(0, 1), slice(1, None)):  # the target may be among the teacher's: add in a fixed order
                 gradient.scatter_add_(1, own[:, part], -hits[:, part])
             to.copy_(gradient.mul_(scale.unsqueeze(1)))
         return result, *[None] * 7

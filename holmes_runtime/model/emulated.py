@@ -1,7 +1,7 @@
-"""A stage that sleeps instead of computing: the same traffic on the real network, before there are GPUs.
+"""A stage that sleeps instead of computing, so that a job's traffic can be tried on the real network without GPUs.
 
-Gradients are ones, so the averaged gradient of every element is exactly one and the global gradient norm is the
-square root of the number of parameters: a rehearsal also shows that every bucket was reduced.
+Every gradient is one, so the averaged gradients are ones too, and the global gradient norm is the square root of the
+number of parameters. A rehearsal thus also shows that every bucket was reduced.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from holmes_runtime.config.run_settings import EmulationSettings
 from holmes_runtime.config.trainable import Lora, adapter_parameters
 
 EMULATED_TABLE = "layers.table.weight"  # of a tied model under a pipeline, on its first and its last stage
-# Share of a layer's backward that has passed when its gradient is there. In a real layer the gradients of its matrices
-# come one after the other; the rest of the sleep covers the time it takes to add this one.
+# Share of a layer's backward before its gradient is ready. In a real layer the gradients of its matrices are ready one
+# after the other. The rest of the sleep covers the time to add this one.
 GRADIENT_READY = 0.75
-# The share of a layer's backward that zero-bubble may delay: a matrix costs as much for its weights as for its input.
+# Share of a layer's backward that zero-bubble may delay: the gradients of weights and of inputs cost the same.
 WEIGHT_HALF = 0.5
 MAX_OVERSLEPT_S = 0.005  # lateness of timers on a busy machine; a process that is held up for longer is slow
 
 
 class ComputeClock:
-    """Sleeps to deadlines, so that the cost of the emulation itself counts as part of the emulated compute.
+    """A clock that sleeps until deadlines, so that the emulation's own cost is part of the emulated compute.
 
-    The time by which a timer was late is taken off the next work.
+    If a timer was late, the next work is shorter by that time.
     """
 
     def __init__(self) -> None:
         self._deadline_s = self._late_s = 0.0
 
     def begin(self) -> None:
-        """Note that a forward or backward of the stage starts now."""
+        """Start a forward or backward of the stage."""
         self._deadline_s, self._late_s = time.monotonic() - self._late_s, 0.0
 
     def spend(self, seconds: float) -> None:
-        """Return `seconds` after the end of the previous piece of work."""
+        """Sleep until `seconds` after the end of the previous work."""
         self._deadline_s += seconds
         left_s = self._deadline_s - time.monotonic()
         if left_s > 0:
@@ -55,7 +55,7 @@ class ComputeClock:
 
 
 class _Weight(torch.autograd.Function):
-    """The use of a weight: adds nothing to hidden states; in the backward, after a sleep, gives its gradient."""
+    """The use of a weight. It adds nothing to hidden states, and sleeps in the backward before it gives a gradient."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, clock: ComputeClock, backward_s: float, gradient: float) -> Tensor:
@@ -65,13 +65,13 @@ class _Weight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return `gradient` for each number of the weight: one expanded value, which takes no memory."""
+        """Return `gradient` for each element of the weight, as one expanded value that takes no memory."""
         ctx.clock.spend(ctx.backward_s)
         return gradients[0].new_full((), ctx.gradient).expand(ctx.weight_shape), None, None, None
 
 
 class _Sleep(torch.autograd.Function):
-    """Passes hidden states and gradients on, each after its sleep."""
+    """A pass-through that sleeps before it returns hidden states or gradients."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, clock: ComputeClock, forward_s: float, backward_s: float) -> Tensor:
@@ -82,16 +82,15 @@ class _Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient unchanged, after a sleep."""
         ctx.clock.spend(ctx.backward_s)
         return gradients[0], None, None, None
 
 
 class EmulatedLayer(nn.Module):
-    """One weight of `elements` numbers and the sleeps of its forward and of the two parts of its backward.
+    """One weight of `elements` numbers, and the sleeps of its forward and of the two halves of its backward.
 
-    `seconds` are of the forward, and of the backward before and in the gradient; `gradient` is each number's. The
-    weight joins the hidden states by a sum, so that a schedule can run either part of the backward alone.
+    `seconds`: of the forward, the input half and the weight half. `gradient`: the gradient of each element. The weight
+    is added to the hidden states, so a schedule can run either half of the backward alone.
     """
 
     def __init__(
@@ -113,11 +112,11 @@ class EmulatedLayer(nn.Module):
 
 
 class EmulatedStage(nn.Module):
-    """Stands in for `DecoderStage`: as many parameters in each layer, hidden states of the same shape, sleeps.
+    """A stand-in for `DecoderStage` with as many parameters in each layer and hidden states of the same shape.
 
-    The seconds of `emulation` are per micro-batch. Embeddings and head hold parameters and take no time. The last stage
-    returns hidden states instead of logits. A table with a copy at the other end of the pipeline has half of each
-    gradient here, so that both sum up to ones. With `lora` there are only the parameters of adapters.
+    The seconds of `emulation` are per micro-batch. Embeddings and head have parameters but take no time. The last stage
+    returns hidden states instead of logits. If the token table has a copy at the other end of the pipeline, each end
+    has half of its gradient, so that their sum is one. With `lora` there are only the parameters of adapters.
     """
 
     def __init__(
@@ -172,6 +171,6 @@ class EmulatedStage(nn.Module):
 
 
 def mean_activation(logits: Tensor, targets: Tensor, teacher: object = None) -> Tensor:
-    """Return an emulated run's loss: the mean of hidden states, which is one; targets are unused."""
+    """Return the loss of an emulated run: the mean of the hidden states, which is one."""
     del targets, teacher
     return logits.float().mean()

@@ -1,9 +1,8 @@
-"""Experts shared out among replicas: tokens travel to the replica that has their expert, and the results back.
+"""Experts shared by replicas: tokens are sent to the replica that has their expert, and results are sent back.
 
-A group is neighbouring replicas, which compute a micro-batch of each at the same time; replica i has the i-th part of
-the experts. Rows travel all to all, once a layer for the tokens and once for the results; the backward of either is the
-other. No token is dropped.
-Source: Lepikhin et al., GShard, 2021.
+A group has neighbouring replicas, which compute their micro-batches at the same time. Replica i has the i-th part of
+the experts. Each layer has one all-to-all for tokens and one for results, and each is the backward of the other. No
+token is dropped. Source: Lepikhin et al., GShard, 2021.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from holmes_runtime.model.tensor_parallel import timed_group
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """This replica's part in its group of `size`; with `group` None it has all experts.
+    """This replica's place in its group of `size`. Without a `group` it has all experts.
 
-    The group's collectives hold up the computation as tensor parallelism's do: both are lap "tp" of `stopwatch`.
+    The group's collectives block computation, like a tensor group's, so both count as lap "tp" of `stopwatch`.
     """
 
     group: ProcessGroup | None = None
@@ -36,9 +35,9 @@ class ExpertParallel:
         """Return the numbers of this replica's experts."""
         return range(experts * self.rank // self.size, experts * (self.rank + 1) // self.size)
 
-    def travel(self, counts: Tensor) -> ExpertRows:
-        """Send `counts`, int64 (experts,): the rows of this replica for each expert. Return how all rows travel."""
-        incoming = torch.empty_like(counts)  # (replicas * own experts,), by the replica that sends them
+    def exchange_counts(self, counts: Tensor) -> ExpertRows:
+        """Exchange the numbers of rows. counts: this replica's rows for each expert, int64 (experts,)."""
+        incoming = torch.empty_like(counts)  # (replicas * own experts,), by sending replica
         with timed_group(self) as group:
             dist.all_to_all_single(incoming, counts, group=group)
         outgoing, came = counts.view(self.size, -1), incoming.view(self.size, -1)
@@ -54,10 +53,10 @@ ALL_EXPERTS = ExpertParallel()
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """The rows of one layer and micro-batch that travel: `sent` to each replica and `received` from each.
+    """The exchange of rows of one layer and micro-batch: numbers `sent` to and `received` from each replica.
 
-    `order` sorts the rows that came by expert, then by replica and token; `counts` are the rows of each own expert,
-    int64 (own experts,).
+    `order` sorts received rows by expert, then by replica and token. `counts` are the rows of each own expert, int64
+    (own experts,).
     """
 
     ep: ExpertParallel
@@ -67,19 +66,19 @@ class ExpertRows:
     counts: Tensor
 
     def to_experts(self, rows: Tensor) -> Tensor:
-        """Send `rows` (sum of sent, ..), sorted by expert; return those that came, sorted by expert."""
+        """Send `rows` (sum of sent, ..), sorted by expert. Return the received ones, sorted by expert."""
         came: Tensor = _AllToAll.apply(rows, self.ep, self.sent, self.received)  # type: ignore[no-untyped-call]
         return came[self.order]
 
-    def back(self, made: Tensor) -> Tensor:
-        """Return the results (sum of sent, ..) of the rows sent; made: (sum of received, ..), of the rows that came."""
+    def to_senders(self, made: Tensor) -> Tensor:
+        """Send back `made`, the results of received rows. Return the results of the rows sent (sum of sent, ..)."""
         rows = made[self.order.argsort()]
         results: Tensor = _AllToAll.apply(rows, self.ep, self.received, self.sent)  # type: ignore[no-untyped-call]
         return results
 
 
 class _AllToAll(torch.autograd.Function):
-    """Sends consecutive rows to each replica of a group; in the backward their gradients come back."""
+    """The all-to-all of consecutive rows in a group. Its backward sends the gradients back."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ep: ExpertParallel, sent: list[int], received: list[int]) -> Tensor:
@@ -89,7 +88,6 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient of the rows sent."""
         return _all_to_all(gradients[0], ctx.ep, ctx.received, ctx.sent), None, None, None
 
 

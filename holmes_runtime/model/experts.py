@@ -1,9 +1,9 @@
-"""A mixture of experts in the place of a feed-forward network: a router chooses a few experts for each token.
+"""A mixture of experts in place of a feed-forward network: a router chooses a few experts for each token.
 
-As in Mixtral (Jiang et al., Mixtral of Experts, 2024) and Qwen 3: the experts of highest probability, SwiGLU each. No
-token is dropped. Tokens are sorted by expert, so that an expert multiplies the rows that came for it at once, and sums
-are the same in every run. On GPUs in bf16 torch multiplies the rows of all experts at once, elsewhere one after the
-other does.
+As in Mixtral (Jiang et al., Mixtral of Experts, 2024) and Qwen 3, each token goes to the SwiGLU experts with the
+highest probabilities. No token is dropped. Tokens are sorted by expert, so each expert multiplies all of its rows at
+once, and sums are the same in every run. On GPUs in bf16 torch multiplies the rows of all experts in one operation,
+elsewhere expert by expert.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from holmes_runtime.model.expert_parallel import ALL_EXPERTS, ExpertParallel
 from holmes_runtime.model.recomputed_values import Keep
 from holmes_runtime.model.tensor_parallel import TensorParallel
 
-Product = Callable[[Tensor, Tensor], Tensor]  # of rows with a matrix, or with the matrices of all experts
+Product = Callable[[Tensor, Tensor], Tensor]  # of rows and a matrix, or of rows and the matrices of all experts
 
 
 @dataclass(frozen=True)
 class Balancing:
-    """The load-balancing loss of one layer and micro-batch, weighed by `weight` in the loss of the micro-batch.
+    """The load-balancing loss of one layer and micro-batch, and its `weight` in the loss of the micro-batch.
 
-    `scale` returns the factor on the gradients of all losses at present.
+    `scale` returns the current factor on the gradients of all losses.
     """
 
     weight: float
@@ -38,7 +38,7 @@ class Balancing:
 
 
 class ExpertMatrices(nn.Module):
-    """One matrix of every expert of a layer, (experts, rows, columns)."""
+    """The matrices of one kind of all experts of a layer, (experts, rows, columns)."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class ExpertMatrices(nn.Module):
 
 
 class Experts(nn.Module):
-    """The router, and of the replica's experts the tensor shard's part of their width. `keep` as in `Mlp`.
+    """The router, and this tensor shard's part of the replica's experts. `keep` as in `Mlp`.
 
-    The replicas of `ep` share the experts, and meet here in every micro-batch.
+    The replicas of `ep` share the experts and exchange rows in every micro-batch.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Experts(nn.Module):
         sizes = {"gate": (f, h), "up": (f, h), "down": (h, f)}
         self.experts = nn.ModuleDict({name: ExpertMatrices(shape.experts, *size) for name, size in sizes.items()})
 
-    # The rows of an expert differ in number from one micro-batch to the next: a compiler would compile for each.
+    # The number of rows of an expert differs between micro-batches, and a compiler would compile for each number.
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden and result: (micro_batch_size, seq_length / tp, hidden_size)."""
@@ -78,20 +78,20 @@ class Experts(nn.Module):
         weights, chosen = self.route(tokens)
         order = chosen.flatten().argsort(stable=True)  # (tokens * k,), of the copies of tokens, by expert
         counts = chosen.flatten().bincount(minlength=self.router.out_features)
-        # Copies are gathered from copies, not from tokens: the gradients of a token's are then added in one order.
+        # Rows are gathered from copies, not from tokens, so that the gradients of a token are added in a fixed order.
         copies = tokens.repeat_interleave(k, 0)[order]
         shares = weights.to(hidden.dtype).flatten()[order].unsqueeze(1)  # (tokens * k, 1)
         if self.ep.group is None:
             made = self._compute(copies, shares, counts)
         else:
-            rows = self.ep.travel(counts)
-            made = rows.back(self._compute(rows.to_experts(copies), rows.to_experts(shares), rows.counts))
+            rows = self.ep.exchange_counts(counts)
+            made = rows.to_senders(self._compute(rows.to_experts(copies), rows.to_experts(shares), rows.counts))
         return self.tp.scatter_sum(made[order.argsort()].view(-1, k, made.shape[1]).sum(1).view_as(whole))
 
     def _compute(self, copies: Tensor, shares: Tensor, counts: Tensor) -> Tensor:
-        """Return the weighed results of `copies` (rows, hidden_size) and `shares` (rows, 1).
+        """Return the weighted results of `copies` (rows, hidden_size) and `shares` (rows, 1).
 
-        Rows are in the order of experts; counts: of each expert's rows, int64 (experts,).
+        Rows are sorted by expert; counts: the rows of each expert, int64 (experts,).
         """
         matrices = [each.weight for each in cast(Iterable[ExpertMatrices], self.experts.children())]
         if multiplies_in_groups(copies, matrices):
@@ -102,20 +102,20 @@ class Experts(nn.Module):
         return torch.cat([self._weighed(functional.linear, *each) for each in zip(*split, strict=True)])
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights, fp32, and numbers, int64, of the experts of each of `tokens`: (tokens, experts_per_token)."""
+        """Return the weights, fp32, and numbers, int64, of each token's experts: (tokens, experts_per_token) each."""
         probabilities = self.router(tokens).float().softmax(-1)
         weights, chosen = probabilities.topk(self.experts_per_token)
         if self.normalized:
             weights = weights / weights.sum(-1, keepdim=True)
         if self.balancing is not None and torch.is_grad_enabled():
-            loss = self.balancing.weight / self.tp.size * balancing_loss(probabilities, chosen)  # shards are added up
+            loss = self.balancing.weight / self.tp.size * balancing_loss(probabilities, chosen)  # shards are summed
             weights = _WithLoss.apply(weights, loss, self.balancing.scale)  # type: ignore[no-untyped-call]
         return weights, chosen
 
     def _weighed(
         self, product: Product, rows: Tensor, shares: Tensor, gate: Tensor, up: Tensor, down: Tensor
     ) -> Tensor:
-        """Return the weighed results (rows, hidden_size) of one expert, or of all of them; shares: (rows, 1)."""
+        """Return the weighted results (rows, hidden_size) of one expert or of all; shares: (rows, 1)."""
         made = product(rows, gate), product(rows, up)  # (rows, expert_ffn / tp) each
         weighed: Tensor = _WeighedSwiglu.apply(*made, shares)  # type: ignore[no-untyped-call]
         with self.keep(weighed, _weighed_swiglu, *made, shares):
@@ -123,10 +123,10 @@ class Experts(nn.Module):
 
 
 def multiplies_in_groups(rows: Tensor, matrices: Sequence[Tensor]) -> bool:
-    """Return True if torch multiplies `rows` with the matrices of all experts at once.
+    """Return True if torch can multiply `rows` by the matrices of all experts in one operation.
 
-    That is one kernel on GPUs of compute capability 9 and 10, of up to 1,023 experts, which loads 16 bytes at a time;
-    on others one after the other, but without Python.
+    On GPUs of compute capability 9 and 10 it is one kernel, for up to 1,023 experts, which loads 16 bytes at a time. On
+    other GPUs torch multiplies expert by expert, but without Python.
     """
     if rows.device.type != "cuda" or rows.dtype != torch.bfloat16:
         return False
@@ -139,13 +139,13 @@ def multiplies_in_groups(rows: Tensor, matrices: Sequence[Tensor]) -> bool:
 
 @cache
 def _is_right(device: torch.device) -> bool:
-    """Return True if this torch and GPU give at once what products one after the other give; else that is printed.
+    """Return True if the grouped product of this torch and GPU equals separate products; print a note if not.
 
-    Experts without rows, one of three or all of them, have gradients of zero.
+    The check includes experts without rows, whose gradients are zero.
     """
     generator = torch.Generator(device).manual_seed(0)
     weights = torch.randn(3, 32, 64, device=device, generator=generator).bfloat16().requires_grad_()
-    # Whoever recomputes the layer that asks must not take these values for the layer's.
+    # A layer that is recomputed must not take these values for its own.
     with torch.enable_grad(), saved_tensors_hooks(lambda value: value, lambda value: value):
         for sizes in ([13, 0, 11], [0, 0, 0]):
             counts = torch.tensor(sizes, device=device)
@@ -158,18 +158,18 @@ def _is_right(device: torch.device) -> bool:
                 result = _grouped_product(rows, weights, counts, counts.cumsum(0).int())
                 found = result, *torch.autograd.grad(result, [rows, weights], gradient)
             except (AttributeError, RuntimeError) as error:
-                print(f"experts are multiplied one after the other, as torch refuses to at once: {error}", flush=True)
+                print(f"experts are multiplied one by one, as torch refuses a grouped product: {error}", flush=True)
                 return False
             if not all(torch.allclose(one, other, 0.05, 0.05) for one, other in zip(found, wanted, strict=True)):
-                print("experts are multiplied one after the other, as at once torch is wrong here", flush=True)
+                print("experts are multiplied one by one, as torch's grouped product is wrong on this GPU", flush=True)
                 return False
     return True
 
 
 def _grouped_product(rows: Tensor, weights: Tensor, counts: Tensor, ends: Tensor) -> Tensor:
-    """Return the products (rows, out) of each expert's rows with its matrix of `weights` (experts, out, in).
+    """Return the products (rows, out) of each expert's rows and its matrix in `weights` (experts, out, in).
 
-    counts: of each expert's rows, int64 (experts,); ends: of these rows among all, int32 (experts,).
+    counts: the rows of each expert, int64 (experts,); ends: the end of each expert's rows, int32 (experts,).
     """
     used: Tensor = _WithoutRows.apply(weights, counts)  # type: ignore[no-untyped-call]
     return functional.grouped_mm(rows, used.transpose(1, 2), offs=ends)
@@ -178,9 +178,9 @@ def _grouped_product(rows: Tensor, weights: Tensor, counts: Tensor, ends: Tensor
 def balancing_loss(probabilities: Tensor, chosen: Tensor) -> Tensor:
     """Return experts * sum over experts of (share of the tokens that chose it) * (its mean probability), a scalar.
 
-    probabilities: (tokens, experts); chosen: (tokens, experts_per_token). As many as are chosen if all experts are used
-    alike, more if not. Fedus et al., Switch Transformers, 2021, equations 4 to 6, for more than one expert a token as
-    in the transformers library.
+    probabilities: (tokens, experts); chosen: (tokens, experts_per_token). The loss is `experts_per_token` if all
+    experts are used equally, else more. Source: Fedus et al., Switch Transformers, 2021, equations 4 to 6, extended to
+    several experts per token as in the transformers library.
     """
     tokens, experts = probabilities.shape
     shares = chosen.flatten().bincount(minlength=experts) / tokens
@@ -188,7 +188,7 @@ def balancing_loss(probabilities: Tensor, chosen: Tensor) -> Tensor:
 
 
 class _WithLoss(torch.autograd.Function):
-    """Passes `values` on; the backward adds the gradient of a loss that the values do not lead to."""
+    """A pass-through of `values`, whose backward also starts the backward of a loss that does not depend on them."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, loss: Tensor, scale: Callable[[], float]) -> Tensor:
@@ -199,13 +199,12 @@ class _WithLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Return the gradients of values and loss."""
         (loss,) = ctx.saved_tensors
         return gradients[0], torch.full_like(loss, ctx.scale()), None
 
 
 class _WithoutRows(torch.autograd.Function):
-    """Passes weights on; the backward clears the gradients of experts without rows, which a kernel may leave unset."""
+    """A pass-through of weights, whose backward zeroes gradients of experts without rows. Kernels may not set them."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, counts: Tensor) -> Tensor:
@@ -215,13 +214,12 @@ class _WithoutRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient of the weights."""
         (counts,) = ctx.saved_tensors
         return torch.where(counts.view(-1, 1, 1) > 0, gradients[0], 0), None
 
 
 class _WeighedSwiglu(torch.autograd.Function):
-    """Keeps its inputs alone: no more of a row than an MLP keeps, although the row is weighed as well."""
+    """The weighted SwiGLU. It keeps only its inputs, so a row takes no more memory than in an MLP."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, shares: Tensor) -> Tensor:
@@ -231,7 +229,6 @@ class _WeighedSwiglu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of all three."""
         gate, up, shares = ctx.saved_tensors
         gated, of_product = functional.silu(gate), gradients[0] * shares
         of_gate = torch.ops.aten.silu_backward(of_product * up, gate)

@@ -1,7 +1,7 @@
-"""Cross entropy of the head's logits, a few positions at a time, so that there is no fp32 copy of all of them.
+"""Cross entropy of the head's logits, a few positions at a time, to avoid an fp32 copy of all logits.
 
-The backward computes its terms again from the logits. Under tensor parallelism, where each rank has the logits of a
-part of the vocabulary, three numbers per token travel.
+The backward recomputes its terms from the logits. Under tensor parallelism each rank has the logits of a part of the
+vocabulary, and ranks exchange three numbers per token.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from holmes_runtime.model.tensor_parallel import TensorParallel, timed_group
 def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int, tp: TensorParallel, overwrites: bool) -> Tensor:
     """Return the mean loss, an fp32 scalar, of logits (batch, seq, own vocabulary) against int64 targets (batch, seq).
 
-    A target below zero is not predicted: its loss is 0, and the mean counts it.
-    If it `overwrites`, the backward writes the gradient over the logits, so they must not be used after it.
+    A target below zero has a loss of 0, which counts in the mean. With `overwrites` the backward overwrites the logits
+    with the gradient, so they must not be used after it.
     """
     first = tp.part(vocab_size).start
     loss: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
@@ -32,15 +32,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int, tp: TensorPa
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Keeps the logits as they came and the logarithm of each token's sum of exponentials."""
+    """The loss as one function, which keeps the logits and the logarithm of each token's sum of exponentials."""
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, predicted: Tensor, tp: TensorParallel, overwrites: bool
     ) -> Tensor:
-        """logits: (tokens, own vocabulary); targets: (tokens,), counted from the first own entry. A scalar.
-
-        predicted: (tokens,), of booleans.
+        """Return a scalar. logits: (tokens, own vocabulary); targets: (tokens,), counted from the first own entry;
+        predicted: booleans (tokens,).
         """
         is_own = predicted & (targets >= 0) & (targets < logits.shape[1])
         columns = targets.masked_fill(~is_own, 0)
@@ -61,7 +60,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """Return (probability - one at the target) / tokens: (tokens, own vocabulary), of the type of the logits."""
+        """Return (probability - one at the target) / tokens, in the logits' type: (tokens, own vocabulary)."""
         logits, columns, is_own, log_sums, predicted = ctx.saved_tensors
         result = logits if ctx.overwrites else torch.empty_like(logits)
         scales = gradients[0] / len(logits) * predicted
@@ -75,7 +74,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def over_shards(log_sums: Tensor, picked: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
-    """Return log sums and target logits over the whole vocabulary, from each shard's: (tokens,)."""
+    """Return log sums and target logits over the whole vocabulary, from those on each shard: (tokens,)."""
     highest = log_sums.clone()
     with timed_group(tp) as group:
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)

@@ -1,7 +1,7 @@
-"""Values that autograd keeps only as a recipe: cheap operators recompute them from values that are kept.
+"""Values that autograd does not keep but recomputes, by cheap operators from values that it keeps.
 
-Unlike a checkpoint of a whole layer this repeats no matrix product, no attention and no collective, and a backward in
-two halves makes each value where it needs it.
+Unlike a checkpoint of a whole layer, this repeats no matrix product, no attention and no collective. Each half of a
+split backward recomputes only the values that it needs.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ COSTLY = {
 }
 
 Keep = Callable[..., AbstractContextManager[object]]
-"""`made_again` or `keeping`."""
+"""`recomputing` or `keeping`."""
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The substitute for a value: the function and inputs that make it, and the shape autograd saved it in."""
+    """A substitute for a value: the function and inputs that compute it, and the shape in which autograd saved it."""
 
     make: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
     shape: torch.Size
 
-    def follow(self) -> Tensor:
+    def compute(self) -> Tensor:
         with torch.no_grad():
             return self.make(*self.inputs).view(self.shape)
 
 
-def made_again(value: Tensor, make: Callable[..., Tensor], *inputs: Tensor) -> AbstractContextManager[object]:
-    """Make code within keep the inputs of `value`, which is `make(*inputs)`, and recompute it in the backward.
+def recomputing(value: Tensor, make: Callable[..., Tensor], *inputs: Tensor) -> AbstractContextManager[object]:
+    """Make operators inside keep the `inputs` of `value`, which is `make(*inputs)`, and recompute it in the backward.
 
-    `value` is contiguous and a storage of its own. Compiled code is left alone, see `kept_selectively`.
+    `value` is contiguous and has its own storage. Compiled code uses `checkpoint_selectively` instead.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return nullcontext()
@@ -59,15 +59,15 @@ def made_again(value: Tensor, make: Callable[..., Tensor], *inputs: Tensor) -> A
         return _Recipe(make, kept, saved.shape) if is_value else saved
 
     def unpack(packed: Tensor | _Recipe) -> Tensor:
-        return packed.follow() if isinstance(packed, _Recipe) else packed
+        return packed.compute() if isinstance(packed, _Recipe) else packed
 
     return saved_tensors_hooks(pack, unpack)
 
 
-def kept_selectively(forward: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
-    """Return `forward(*inputs)`, to be compiled, so that only results of products and attention are kept.
+def checkpoint_selectively(forward: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+    """Return `forward(*inputs)`, to be compiled, which keeps only results of products and attention.
 
-    `forward` has no collectives inside, as a compiler stops at them.
+    `forward` has no collectives, because a compiler stops at them.
     """
     contexts = partial(create_selective_checkpoint_contexts, _policy)
     made: Tensor = checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
@@ -80,6 +80,6 @@ def _policy(context: object, operator: Any, *inputs: object, **options: object) 
 
 
 def keeping(value: Tensor, make: Callable[..., Tensor], *inputs: Tensor) -> AbstractContextManager[object]:
-    """Let code within keep `value` as autograd does."""
+    """Let operators inside keep `value`, as autograd does by default."""
     del value, make, inputs
     return nullcontext()

@@ -1,9 +1,9 @@
-"""Layers split over the ranks of a tensor group, and sequences between them: the few operations where they meet.
+"""Matrices and sequences split over the ranks of a tensor group, and the collectives between them.
 
-A matrix is split by its rows (the outputs) or its columns (the inputs). Between the split matrices each rank keeps all
-channels of its own stretch of the sequence, which also crosses pipeline edges. Entering a split layer gathers the
-sequence; leaving it adds up the partial results and keeps the own stretch. The gathered sequence is not kept for the
-backward, but gathered again while the gradient of the layer's input is computed.
+A matrix is split by rows (outputs) or columns (inputs). Between split matrices each rank has all channels of its own
+stretch of the sequence, which it also sends over pipeline edges. Before a matrix split by rows the ranks gather the
+sequence. After one split by columns they sum the partial results, and each keeps its stretch. The gathered sequence is
+not kept for the backward but gathered again while the gradient of the layer's input is computed.
 Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022.
 """
 
@@ -25,9 +25,9 @@ from holmes_runtime.comm.stopwatch import Stopwatch
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """This rank's part in its tensor group; `group` None, one rank, makes every operation the identity.
+    """This rank's place in its tensor group. Without a `group` every collective is the identity.
 
-    The group's collectives, which hold up the computation, are lap "tp" of `stopwatch`.
+    The group's collectives block computation, and count as lap "tp" of `stopwatch`.
     """
 
     group: ProcessGroup | None = None
@@ -36,44 +36,44 @@ class TensorParallel:
     stopwatch: Stopwatch | None = None
 
     def part(self, length: int) -> range:
-        """Return this rank's share of `length` rows, columns or positions; shares differ by one where they must."""
+        """Return this rank's share of `length` rows, columns or positions. Shares differ by at most one."""
         return range(length * self.rank // self.size, length * (self.rank + 1) // self.size)
 
     def gather_linear(self, hidden: Tensor, *linears: nn.Linear, more: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
         """Apply each of `linears`, split by rows, to the whole sequence: (batch, seq, own rows) each.
 
-        hidden: this rank's stretch (batch, seq / tp, channels). Of each matrix of `more` (rows, channels) all shards
-        have all rows, and return the same (batch, seq, rows); each has a part of its gradient.
+        hidden: this rank's stretch (batch, seq / tp, channels). `more` are matrices (rows, channels) that all shards
+        hold whole. Their products (batch, seq, rows) are equal on all shards, and each has a part of their gradients.
         """
         if self.group is None:
             return (*(linear(hidden) for linear in linears), *(functional.linear(hidden, each) for each in more))
         weights = [*(linear.weight for linear in linears), *more]
         biases = [*(linear.bias for linear in linears), *(None for _ in more)]
-        products: tuple[Tensor, ...] = _gather_linear(hidden, self, *weights, *biases)
+        products: tuple[Tensor, ...] = _run(_GatherLinear, hidden, self, *weights, *biases)
         return products
 
     def gather_product(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Return `gather_linear` of one `weight` (own rows, channels) that has no bias."""
         if self.group is None:
             return functional.linear(hidden, weight)
-        product: Tensor = _gather_linear(hidden, self, weight, None)[0]
+        product: Tensor = _run(_GatherLinear, hidden, self, weight, None)[0]
         return product
 
     def gather(self, stretch: Tensor) -> Tensor:
-        """Return the whole sequence (batch, seq, channels), whose gradient each rank has a part of; see `scatter_sum`.
+        """Return the whole sequence (batch, seq, channels); stretch: this rank's (batch, seq / tp, channels).
 
-        stretch: this rank's (batch, seq / tp, channels).
+        Each rank has a part of the gradient of the whole sequence, which the backward sums.
         """
         if self.group is None:
             return stretch
-        whole: Tensor = _gather(stretch, self)
+        whole: Tensor = _run(_Gather, stretch, self)
         return whole
 
     def scatter_sum(self, partial: Tensor) -> Tensor:
-        """Add `partial` (batch, seq, channels) up over ranks. Return this rank's (batch, seq / tp, channels)."""
+        """Sum `partial` (batch, seq, channels) over ranks. Return this rank's stretch (batch, seq / tp, channels)."""
         if self.group is None:
             return partial
-        stretch: Tensor = _scatter_sum(partial, self)
+        stretch: Tensor = _run(_ScatterSum, partial, self)
         return stretch
 
     def embed(self, tokens: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
@@ -90,7 +90,7 @@ ALONE = TensorParallel()
 
 
 class MeetsInLayers(Protocol):
-    """A rank's part in a group that holds up the computation inside layers."""
+    """A rank's place in a group whose collectives block computation inside layers."""
 
     @property
     def group(self) -> ProcessGroup | None: ...
@@ -101,14 +101,14 @@ class MeetsInLayers(Protocol):
 
 @contextmanager
 def timed_group(part: MeetsInLayers) -> Iterator[ProcessGroup]:
-    """Yield the group of `part`, while its stopwatch runs."""
+    """Yield the group of `part`, and count the time inside as lap "tp"."""
     assert part.group is not None
     with part.stopwatch.lap("tp") if part.stopwatch is not None else nullcontext():
         yield part.group
 
 
 class _BackwardHalves:
-    """The gradients the current backward computes: of inputs, weights or both. A schedule may split it."""
+    """The gradients that the current backward computes: of inputs, weights or both."""
 
     inputs = weights = True
 
@@ -118,9 +118,9 @@ _HALVES = _BackwardHalves()
 
 @contextmanager
 def backward_half(kind: str) -> Iterator[None]:
-    """Run a backward inside as the "input" half, the "weight" half, or "full": see `split_backward.py`.
+    """Run the backward inside as the "input" half, the "weight" half or "full": see `split_backward.py`.
 
-    To autograd a custom function is one node that either half runs whole, so the function reads the half here.
+    Autograd would run the whole backward of a custom function in either half, so the function reads the half here.
     """
     _HALVES.inputs, _HALVES.weights = kind != "weight", kind != "input"
     try:
@@ -130,7 +130,10 @@ def backward_half(kind: str) -> Iterator[None]:
 
 
 def _start_gather(part: Tensor, tp: TensorParallel) -> Callable[[], Tensor]:
-    """Start to join stretches (batch, seq / tp, channels) of a sequence; the result waits: (batch, seq, channels)."""
+    """Start to gather the whole sequence from stretches. Return a function that waits for it: (batch, seq, channels).
+
+    part: this rank's stretch (batch, seq / tp, channels).
+    """
     assert tp.group is not None
     batch, seq, channels = part.shape
     stretches = part.new_empty(tp.size, batch, seq, channels)
@@ -146,7 +149,7 @@ def _start_gather(part: Tensor, tp: TensorParallel) -> Callable[[], Tensor]:
 
 
 def _start_scatter_sum(whole: Tensor, tp: TensorParallel) -> Callable[[], Tensor]:
-    """Start to add `whole` (batch, seq, channels) up; the result waits: the own (batch, seq / tp, channels)."""
+    """Start to sum `whole` (batch, seq, channels) over ranks. Return a function that waits for this rank's stretch."""
     assert tp.group is not None
     batch, seq, channels = whole.shape
     stretches = whole.view(batch, tp.size, -1, channels).transpose(0, 1).contiguous()
@@ -159,35 +162,22 @@ def _start_scatter_sum(whole: Tensor, tp: TensorParallel) -> Callable[[], Tensor
     return wait
 
 
-# A compiler stops at collectives, and torch 2.11 fails where it stops inside a custom function: both stay outside.
-# torch.compiler.disable would do the same, and import the compiler: most of a second at each rank's start.
+# A compiler stops at collectives, and torch 2.11 fails if it stops inside a custom function, so both stay uncompiled.
+# torch.compiler.disable does the same but imports the compiler, which takes most of a second at each rank's start.
 @torch._disable_dynamo  # type: ignore[attr-defined]
-def _gather_linear(part: Tensor, tp: TensorParallel, *weights_and_biases: Tensor | None) -> tuple[Tensor, ...]:
-    products: tuple[Tensor, ...] = _GatherLinear.apply(part, tp, *weights_and_biases)  # type: ignore[no-untyped-call]
-    return products
-
-
-@torch._disable_dynamo  # type: ignore[attr-defined]
-def _gather(stretch: Tensor, tp: TensorParallel) -> Tensor:
-    whole: Tensor = _Gather.apply(stretch, tp)  # type: ignore[no-untyped-call]
-    return whole
-
-
-@torch._disable_dynamo  # type: ignore[attr-defined]
-def _scatter_sum(partial: Tensor, tp: TensorParallel) -> Tensor:
-    stretch: Tensor = _ScatterSum.apply(partial, tp)  # type: ignore[no-untyped-call]
-    return stretch
+def _run(function: type[torch.autograd.Function], *inputs: object) -> Any:
+    return function.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
 class _GatherLinear(torch.autograd.Function):
-    """Gathers stretches and multiplies them by weights; keeps the stretch alone, and gathers again in the backward.
+    """Gathers stretches and multiplies them by weights. It keeps only the stretch, to gather again in the backward.
 
-    Where all weights and biases are frozen it does neither.
+    If all weights and biases are frozen, it does neither.
     """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, tp: TensorParallel, *weights_and_biases: Any) -> tuple[Tensor, ...]:
-        """part: (batch, seq / tp, channels); weights: (own rows, channels) each; then the bias of each (own rows,)."""
+        """part: (batch, seq / tp, channels); then all weights (own rows, channels); then all biases (own rows,)."""
         ctx.tp, count = tp, len(weights_and_biases) // 2
         weights, biases = weights_and_biases[:count], weights_and_biases[count:]
         ctx.save_for_backward(part if any(ctx.needs_input_grad[2:]) else None, *weights)
@@ -196,7 +186,7 @@ class _GatherLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of stretch, weights and biases. Transfers for one overlap computing another."""
+        """Return the gradients of stretch, weights and biases. Transfers for one overlap the computing of another."""
         part, *weights = ctx.saved_tensors
         flat = [gradient.flatten(0, 1) for gradient in gradients]  # (tokens, own rows) each
         count, (of_input, _, *trained) = len(weights), ctx.needs_input_grad
@@ -217,7 +207,7 @@ class _GatherLinear(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Joins stretches; the gradients that ranks have of the whole are added up, and each keeps its stretch."""
+    """Gathers stretches. The backward sums the ranks' gradients of the whole and keeps this rank's stretch."""
 
     @staticmethod
     def forward(ctx: Any, stretch: Tensor, tp: TensorParallel) -> Tensor:
@@ -227,12 +217,11 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient of the stretch."""
         return _start_scatter_sum(gradients[0].contiguous(), ctx.tp)(), None
 
 
 class _ScatterSum(torch.autograd.Function):
-    """Adds up partial results and keeps a stretch; its gradient goes to all ranks that added to it."""
+    """Sums partial results and keeps this rank's stretch. The backward gathers the gradients of all stretches."""
 
     @staticmethod
     def forward(ctx: Any, partial: Tensor, tp: TensorParallel) -> Tensor:
@@ -242,5 +231,4 @@ class _ScatterSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradients of all stretches (batch, seq, channels)."""
         return _start_gather(gradients[0], ctx.tp)(), None

@@ -31,14 +31,14 @@ SPLIT_DIM = {
     "up_lora.b": 0,
     "down_lora.a": 1,
 }
-"""By the end of a parameter's name, the dimension tensor parallelism cuts; all others are whole on every rank."""
+"""The dimension along which tensor parallelism splits a parameter, by the end of its name. Others are not split."""
 EXPERT_MATRICES = tuple(name for name in SPLIT_DIM if name.startswith("experts."))
-"""The ends of the names of parameters that have one matrix for each expert, in dimension 0."""
+"""The ends of names of parameters that have one matrix for each expert, in dimension 0."""
 
 
 @dataclass(frozen=True)
 class TensorPart:
-    """The part of a parameter a rank holds: of `global_shape`, `shape` numbers from `offset` on, by dimension."""
+    """The part of a parameter that a rank holds: a box of `shape` at `offset` in the whole of `global_shape`."""
 
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -46,11 +46,11 @@ class TensorPart:
 
     @property
     def is_whole(self) -> bool:
-        """True if the rank holds all of it."""
+        """True if the rank holds the whole parameter."""
         return self.shape == self.global_shape
 
     def of(self, whole: Tensor) -> Tensor:
-        """Return this part of `whole` (global_shape), a view."""
+        """Return a view of this part of `whole` (global_shape)."""
         return whole[tuple(slice(start, start + size) for start, size in zip(self.offset, self.shape, strict=True))]
 
 
@@ -75,5 +75,5 @@ def has_experts(name: str) -> bool:
 
 
 def split_dim(name: str) -> int | None:
-    """Return the dimension along which tensor parallelism cuts parameter `name`; None if it is whole on every rank."""
+    """Return the dimension along which tensor parallelism splits parameter `name`; None if it is not split."""
     return next((dim for end, dim in SPLIT_DIM.items() if name.endswith(end)), None)

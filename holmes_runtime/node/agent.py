@@ -20,35 +20,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from holmes_runtime.config import messages
 from holmes_runtime.config.islands.rendezvous_messages import FromMeeting
-from holmes_runtime.config.messages import (
-    ASK_FILE,
-    ASK_SIGNAL,
-    POSITIONS_FILE,
-    Alive,
-    Command,
-    Exited,
-    Go,
-    HostCounters,
-    Meet,
-    Message,
-    Met,
-    RankFailed,
-    RankPosition,
-    RankPrinted,
-    RankState,
-    RankStates,
-    RanksUp,
-    Reach,
-    Reached,
-    Ready,
-    Refused,
-    Save,
-    Stacks,
-    Started,
-    Stop,
-    Stuck,
-)
 from holmes_runtime.config.node_config import AGENT_LOCK_FILE, TRAINER_FILE, NodeConfig, hca_ports, memory_folder
 from holmes_runtime.config.rank_metrics import (
     GROUPS_FILE,
@@ -69,7 +42,6 @@ from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
 from holmes_runtime.node.admission.tunnel import Tunnel, take_down
 from holmes_runtime.node.interface_counters import read_byte_counters, read_port_counters
 from holmes_runtime.node.left_behind import hold, remove_memory, remove_unstarted
-from holmes_runtime.node.left_files import LeftFiles
 from holmes_runtime.node.listeners import Listeners
 from holmes_runtime.node.mailbox import CommandPipe, MessageFile
 from holmes_runtime.node.node_facts import oom_kills, read_facts
@@ -80,11 +52,12 @@ from holmes_runtime.node.process_tree import (
     end_descendants,
     local_rank_of,
     read_process,
+    send,
     survives,
 )
-from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, WAKING_PIPE, AgentAsChild, relay, rouse
+from holmes_runtime.node.relay import AGENT_FILE, COMMANDS_PIPE, WAKING_PIPE, AgentAsChild, relay, wake_relay
 from holmes_runtime.node.start_torchrun import FAILURES_FILE, TEMPORARY_LINK, TORCHRUN_LOG, start_torchrun
-from holmes_runtime.node.tail import Tail
+from holmes_runtime.node.tail import LeftFiles, Tail
 
 POLL_S = 0.1
 WAITING_POLL_S = 0.5
@@ -92,12 +65,12 @@ GRACE_S = 3.0
 NOTICED_S = 5.0  # by then the controller has also noticed that the agent is silent
 ALIVE_S = 2.0
 COUNTERS_S = 0.5
-RECORDS_OF_RANKS: Mapping[str, type[Message]] = {
+RECORDS_OF_RANKS: Mapping[str, type[messages.Message]] = {
     NOTICES_FILE: RankNotice,  # before the steps that follow them
     GROUPS_FILE: GroupRecord,
     OUTER_SYNCS_FILE: RankOuterSync,
     METRICS_FILE: RankMetrics,
-    POSITIONS_FILE: RankPosition,
+    messages.POSITIONS_FILE: messages.RankPosition,
 }
 """The ranks' files of records that are forwarded line by line, by name."""
 
@@ -117,7 +90,7 @@ class Agent:
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
-        self._told_to_stop = self._has_to_go = False  # asked by the controller, and by a signal
+        self._stop_requested = self._was_signalled = False  # asked by the controller, and by a signal
         self._ranks_are_up = False
         self._oom_kills = oom_kills()
         self._counted_s = 0.0
@@ -126,7 +99,7 @@ class Agent:
     def run(self) -> int:
         """Run the attempt. Return the exit code: 0 done, 1 failed, 3 stopped or without a controller."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: setattr(self, "_has_to_go", True))
+            signal.signal(number, lambda *_: setattr(self, "_was_signalled", True))
         end = self._tunnel.open() if self._tunnel is not None else None  # first: wireguard-go must outlive the ranks
         adopt_orphans()
         remembered = Path(memory_folder(self._config.run_id, self._config.host))
@@ -139,124 +112,126 @@ class Agent:
             self._gpu_kinds = tuple(sorted(planned))
             taken = self._gpu_claims.take(self._config.gpus, facts.gpus or (), self._config.run_id)
             listeners = self._listeners.open(facts.interfaces)
-            self._report(Ready(facts._replace(gpus_taken=taken), listeners, self._listeners.open_rendezvous(), end))
+            self._report(
+                messages.Ready(facts._replace(gpus_taken=taken), listeners, self._listeners.open_rendezvous(), end)
+            )
             go = self._wait_for_go()
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
-            if remembered.exists() and not self._will_be_seen_to():
+            if remembered.exists() and not self._controller_returns():
                 shutil.rmtree(remembered, ignore_errors=True)
             if held is not None:
                 held.close()
             if self._tunnel is not None:
-                self._tunnel.let_go()
+                self._tunnel.release()
 
     def _end(self, grace_s: float) -> None:
         """End all ranks. A rank that waits for a device cannot be ended and is reported."""
         left = end_descendants(grace_s)
         if left:
-            self._report(Stuck(tuple(f"{process.pid} {process.name} (state {process.state})" for process in left)))
+            self._report(
+                messages.Stuck(tuple(f"{process.pid} {process.name} (state {process.state})" for process in left))
+            )
 
-    def _wait_for_go(self) -> Go | None:
-        """Return the command to start the ranks, or None if the agent is to stop first."""
-        while not self._left_alone():
+    def _wait_for_go(self) -> messages.Go | None:
+        """Return the command to start the ranks, or None if the agent must end first."""
+        while not self._must_end():
             for command in self._commands.take(WAITING_POLL_S):
-                if isinstance(command, Reach):
-                    self._report(Reached(self._listeners.reach(command.destinations)))
-                elif isinstance(command, Meet) and self._tunnel is not None:
-                    self._report(Met(self._tunnel.meet(command.ends)))
-                elif isinstance(command, Go):
+                if isinstance(command, messages.Reach):
+                    self._report(messages.Reached(self._listeners.reach(command.destinations)))
+                elif isinstance(command, messages.Meet) and self._tunnel is not None:
+                    self._report(messages.Met(self._tunnel.meet(command.ends)))
+                elif isinstance(command, messages.Go):
                     return command
                 else:
-                    self._obey(command)
-            self._show_life()
+                    self._carry_out(command)
+            self._send_sign_of_life()
         return None
 
-    def _left_alone(self) -> bool:
-        return self._told_to_stop or self._has_to_go or (not self._config.detached and self._hears_nobody())
+    def _must_end(self) -> bool:
+        return self._stop_requested or self._was_signalled or (not self._config.detached and self._is_abandoned())
 
-    def _hears_nobody(self) -> bool:
-        """Return True if the controller was silent too long: it can neither restart the run nor remove its files."""
+    def _is_abandoned(self) -> bool:
+        """Return True if the controller was silent for too long to restart the run or remove its files."""
         return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
 
-    def _will_be_seen_to(self) -> bool:
-        """Return True if the controller is heard again. Ranks may also end because another agent lost it first."""
+    def _controller_returns(self) -> bool:
+        """Return True if the controller is heard from in time. Ranks may also end because another agent lost it."""
         self._hear(0.0)
         since_s = time.monotonic()
-        while not self._has_to_go and not self._hears_nobody():  # a signal may come, as at the end of a Slurm job
-            if self._told_to_stop or self._commands.last_heard_s >= since_s:
+        while not self._was_signalled and not self._is_abandoned():  # a signal may come, as at the end of a Slurm job
+            if self._stop_requested or self._commands.last_heard_s >= since_s:
                 return True
             self._hear(POLL_S)
         return False
 
     def _hear(self, timeout_s: float, torchrun: int | None = None) -> None:
         for command in self._commands.take(timeout_s):
-            self._obey(command, torchrun)
-        self._show_life()
+            self._carry_out(command, torchrun)
+        self._send_sign_of_life()
 
-    def _train(self, go: Go) -> int:
+    def _train(self, go: messages.Go) -> int:
         nodes, secret = self._config.node_addresses, bytes.fromhex(go.secret)
         try:
             gate = StoreGate(nodes, self._config.node_rank, go.master_port, secret, self._listeners.rendezvous)
             self._meeting = RendezvousGate(self._report_at_once) if self._config.meets else None
         except OSError as error:
             words = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
-            self._report(RankFailed(None, 1, words, time.time()))
+            self._report(messages.RankFailed(None, 1, words, time.time()))
             return 1
         torchrun = start_torchrun(self._config, self._folder, gate, self._meeting, rank_key(secret))
         gate.open()
         self._listeners.close()
-        self._report(Started())
+        self._report(messages.Started())
         while torchrun.poll() is None:
-            # Just before the check, as this process may have been suspended. torch takes seconds to import.
+            # Listen just before the check, because this process may have been suspended. torch takes seconds to import.
             self._hear(POLL_S if self._ranks_are_up else WAITING_POLL_S, torchrun.pid)
-            if self._left_alone():
+            if self._must_end():
                 self._end(GRACE_S)
                 self._forward_output(last=True)
                 return 3
             self._forward_output()
-            # On a full disk ranks fail at their next line of metrics, without room to say why. Or the store is gone.
+            # On a full disk ranks fail at their next line of metrics, with no room for the reason.
             fault = self._with_disk("the ranks were ended") if self._messages.disk_was_full else gate.fault
             if fault is not None:
-                self._report(RankFailed(None, 1, fault, time.time()))
+                self._report(messages.RankFailed(None, 1, fault, time.time()))
                 self._end(GRACE_S)
                 return 1
         self._end(0.0)
         self._forward_output(last=True)
         if torchrun.returncode != 0 and gate.fault is not None:
-            self._report(RankFailed(None, 1, gate.fault, time.time()))
+            self._report(messages.RankFailed(None, 1, gate.fault, time.time()))
         elif torchrun.returncode != 0:
             self._report_failures(torchrun.returncode)
-        self._report(Exited(torchrun.returncode))
+        self._report(messages.Exited(torchrun.returncode))
         return 0 if torchrun.returncode == 0 else 1
 
-    def _obey(self, command: Command | Refused, torchrun: int | None = None) -> None:
+    def _carry_out(self, command: messages.Command | messages.Refused, torchrun: int | None = None) -> None:
         """Carry out a command. `Save` and `Stacks` are for ranks, so without torchrun they do nothing."""
-        if isinstance(command, Stop):
-            self._told_to_stop = True
-        elif isinstance(command, Refused):
+        if isinstance(command, messages.Stop):
+            self._stop_requested = True
+        elif isinstance(command, messages.Refused):
             self._report(command)
         elif isinstance(command, FromMeeting) and self._meeting is not None:
             self._meeting.hand_on(command)
-        elif isinstance(command, Save) and torchrun is not None:
-            for process in self._ranks(torchrun).values():
-                self._send(process, signal.SIGTERM)
-        elif isinstance(command, Stacks) and torchrun is not None:
-            self._report(RankStates(self._ask_ranks(torchrun)))
+        elif isinstance(command, messages.Save) and torchrun is not None:
+            send(self._ranks(torchrun).values(), signal.SIGTERM)
+        elif isinstance(command, messages.Stacks) and torchrun is not None:
+            self._report(messages.RankStates(self._ask_ranks(torchrun)))
 
-    def _ask_ranks(self, torchrun: int) -> tuple[RankState, ...]:
+    def _ask_ranks(self, torchrun: int) -> tuple[messages.RankState, ...]:
         """Ask every rank for its position. Return the kernel's state of each.
 
-        In a trainer's own command, the first process that does not die from the signal, as a shell would, is asked.
+        In a trainer's own command, the first process is asked that a signal does not end, as it would end a shell.
         """
-        (self._folder / ASK_FILE).touch()
+        (self._folder / messages.ASK_FILE).touch()
         ranks = self._ranks(torchrun)
         for rank in ranks.values():
-            for number in (signal.SIGUSR1, ASK_SIGNAL):
+            for number in (signal.SIGUSR1, messages.ASK_SIGNAL):
                 asked = (one for one in (rank, *descendants(rank.pid)) if survives(one.pid, number))
-                for process in itertools.islice(asked, 1):
-                    self._send(process, number)
-        return tuple(RankState(local_rank, process.state) for local_rank, process in ranks.items())
+                send(itertools.islice(asked, 1), number)
+        return tuple(messages.RankState(local_rank, process.state) for local_rank, process in ranks.items())
 
     def _ranks(self, torchrun: int) -> dict[int, Process]:
         """Return the processes that torchrun has started, by local rank."""
@@ -264,27 +239,23 @@ class Agent:
         found = ((local_rank_of(process.pid), process) for process in children)
         return {local_rank: process for local_rank, process in found if local_rank is not None}
 
-    def _send(self, process: Process, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
-
-    def _show_life(self) -> None:
+    def _send_sign_of_life(self) -> None:
         """Send the controller a sign of life if nothing else was sent."""
         if time.monotonic() - self._messages.last_s > ALIVE_S:
-            self._report(Alive())
+            self._report(messages.Alive())
 
     def _forward_output(self, last: bool = False) -> None:
         """Report new log lines and metrics. The logs of ranks are logs/RUN/attempt_0/LOCAL_RANK/{stdout,stderr}.log."""
         logs = sorted(self._folder.glob("logs/*/attempt_*/*/std*.log"))
         if not self._ranks_are_up and len({path.parent for path in logs}) == self._config.num_ranks:
             self._ranks_are_up = True
-            self._report(RanksUp())
+            self._report(messages.RanksUp())
         if (self._folder / TRAINER_FILE).exists() and time.monotonic() - self._counted_s > COUNTERS_S:
             self._counted_s = time.monotonic()
-            self._report(HostCounters(self._counters(), self._gpu_kinds))  # before the steps that lines end
+            self._report(messages.HostCounters(self._counters(), self._gpu_kinds))  # before the steps that lines end
         for path in logs:
             for line in self._new_lines(path, last):
-                self._report(RankPrinted(int(path.parent.name), line))
+                self._report(messages.RankPrinted(int(path.parent.name), line))
         for name, record in RECORDS_OF_RANKS.items():
             for line in self._whole_lines(name):
                 self._report(parse(record, line))
@@ -309,12 +280,12 @@ class Agent:
         killed = oom_kills() - self._oom_kills
         if (failures := self._folder / FAILURES_FILE).exists():
             for line in failures.read_text(encoding="utf-8").splitlines():
-                failed = parse(RankFailed, line)
+                failed = parse(messages.RankFailed, line)
                 self._report(failed._replace(message=self._with_disk(failed.message), oom_kills=killed))
             return
         lines = (self._folder / TORCHRUN_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         message = self._with_disk(f"torchrun ended with {exit_code}: {lines[-1] if lines else 'no output'}")
-        self._report(RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
+        self._report(messages.RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
 
     def _with_disk(self, message: str) -> str:
         """Return the message of a failure, with a note if the disk was full: a rank may lack room to say so."""
@@ -323,13 +294,13 @@ class Agent:
             return message
         return f"{message.rstrip()}\nNo space left on device: {self._folder}"
 
-    def _report_at_once(self, message: Message) -> None:
+    def _report_at_once(self, message: messages.Message) -> None:
         self._messages.report(message)
-        rouse(self._folder)
+        wake_relay(self._folder)
 
 
 def _clean_up(folder: Path, detached: bool) -> None:
-    """Remove what the run left on the node. A detached run's folder stays for a controller that comes back."""
+    """Remove the run's files on the node. A detached run's folder stays for a controller that returns."""
     shutil.rmtree((folder / TEMPORARY_LINK).resolve(), ignore_errors=True)
     if not detached:
         os.chdir("/")

@@ -1,21 +1,19 @@
-"""`python -m holmes_runtime.node.end_agent` in a node's folder: ends its agent and all it started, by recorded ids.
+"""`python -m holmes_runtime.node.end_agent` in a node's folder: end its agent and all that it started, by recorded ids.
 
-For a run whose controller is gone. It sends SIGTERM, which an agent answers by ending its ranks, and then SIGKILL.
-After that it removes the tunnel. Prints the processes that could not be ended, one per line.
+It is for runs whose controller is gone. It sends SIGTERM, on which an agent ends its ranks, and later SIGKILL. Then it
+removes the tunnel, and prints the processes that could not be ended, one per line.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import sys
 import time
 from pathlib import Path
 
 from holmes_runtime.node.admission.tunnel import take_down
-from holmes_runtime.node.process_tree import Process, descendants, read_process
+from holmes_runtime.node.process_tree import Process, descendants, read_process, send
 from holmes_runtime.node.relay import AGENT_FILE
 
 GRACE_S = 6.0
@@ -32,21 +30,15 @@ def end_agent(folder: Path) -> list[Process]:
     if agent is None or agent.start_ticks != recorded["start_ticks"]:
         return []
     all_of_it = [agent, *descendants(agent.pid)]
-    _signal([agent], signal.SIGTERM)
+    send([agent], signal.SIGTERM)
     if left := _after(all_of_it, GRACE_S):
-        _signal(left, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         left = _after(left, KILL_S)
     return left
 
 
-def _signal(processes: list[Process], number: signal.Signals) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
-
-
 def _after(processes: list[Process], limit_s: float) -> list[Process]:
-    """Return those that still run when all have ended or the time is up."""
+    """Wait for the end of all processes, for at most `limit_s`. Return those that still run."""
     deadline = time.monotonic() + limit_s
     while left := [process for process in processes if _runs(process)]:
         if time.monotonic() > deadline:

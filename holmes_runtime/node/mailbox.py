@@ -67,22 +67,19 @@ class MessageFile:
     def report(self, message: Message) -> None:
         """Append one message. Any thread may call this."""
         with self._lock:
-            self._append(message)
-
-    def _append(self, message: Message) -> None:
-        self.last_s = time.monotonic()
-        if self._part_written_bytes >= self._part_bytes and not self._waiting:
-            self._begin_part()
-        self._waiting += encode(message)
-        self._count += 1
-        try:
-            self._write()
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not self.disk_was_full:
-                self.disk_was_full = True
-                with contextlib.suppress(OSError):
-                    self._spare.unlink()
-                    self._write()
+            self.last_s = time.monotonic()
+            if self._part_written_bytes >= self._part_bytes and not self._waiting:
+                self._begin_part()
+            self._waiting += encode(message)
+            self._count += 1
+            try:
+                self._write()
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT) and not self.disk_was_full:
+                    self.disk_was_full = True
+                    with contextlib.suppress(OSError):
+                        self._spare.unlink()
+                        self._write()
 
     def _write(self) -> None:
         while self._waiting:
@@ -91,7 +88,7 @@ class MessageFile:
             self._part_written_bytes += written
 
     def _begin_part(self) -> None:
-        """Put the newest part aside and drop the one before. A disk without room for a file leaves everything as is."""
+        """Begin a new part and drop all but the newest two. If the disk has no room for a file, change nothing."""
         self._parts.append(PART_NAME.format(before=self._count))
         try:
             file = self._open()

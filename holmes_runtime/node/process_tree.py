@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,12 +78,12 @@ def end_descendants(grace_s: float) -> list[Process]:
     """
     if _all_have_ended():
         return []
-    _signal_all(signal.SIGTERM)
+    send(descendants(), signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while not (ended := _all_have_ended()) and time.monotonic() < deadline:
         time.sleep(0.02)
     while not ended:
-        _signal_all(signal.SIGKILL)
+        send(descendants(), signal.SIGKILL)
         time.sleep(0.02)
         ended = _all_have_ended()
         if time.monotonic() > deadline + max(grace_s, 1.0):
@@ -90,8 +91,9 @@ def end_descendants(grace_s: float) -> list[Process]:
     return []
 
 
-def _signal_all(number: signal.Signals) -> None:
-    for process in descendants():
+def send(processes: Iterable[Process], number: signal.Signals) -> None:
+    """Send a signal to all of the processes that still run and belong to this user."""
+    for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # wireguard-go of root ends with its interface
             os.kill(process.pid, number)
 

@@ -1,7 +1,7 @@
-"""Carries messages from a node's folder to the controller and commands back, through standard output and input.
+"""The relay of a node: messages from its folder to the controller and commands back, by standard output and input.
 
-The agent's first relay starts the agent. `python -m holmes_runtime.node.relay N` in the folder is a later relay, which
-skips the first N messages. A relay whose controller is gone waits for the agent's end. The agent waits for no relay.
+The first relay starts the agent. `python -m holmes_runtime.node.relay N` in the folder is a later relay, which skips
+the first N messages. A relay whose controller is gone waits for the agent's end. The agent does not wait for relays.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class AgentAsChild:
             os.kill(self._pid, signal.SIGKILL)
 
 
-def rouse(folder: Path) -> None:
-    """Have the relay look for messages now. If no relay runs, do nothing."""
+def wake_relay(folder: Path) -> None:
+    """Make the relay look for messages now. If no relay runs, do nothing."""
     with contextlib.suppress(OSError):
         pipe = os.open(folder / WAKING_PIPE, os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, b"\n")
@@ -106,7 +106,7 @@ def rouse(folder: Path) -> None:
 
 
 def _pass_on(folder: Path) -> bool:
-    """Pass on what the controller sent. Return False at the end of the input."""
+    """Pass the controller's data on to the agent. Return False at the end of the input."""
     data = os.read(0, 65536)
     if data:
         with contextlib.suppress(OSError):  # the agent has ended
@@ -131,22 +131,18 @@ def _write(data: bytes) -> tuple[bytes, bool]:
         return b"", False
 
 
-def _lock_is_free(folder: Path) -> bool:
-    """Return True if the agent has ended: it holds its lock while it lives, and removes the folder at its end."""
+def _has_ended(folder: Path) -> bool:
+    """Return True if the agent has ended, and remove its tunnel, which a killed first relay may have left.
+
+    The agent holds its lock while it lives.
+    """
     try:
         with open(folder / AGENT_LOCK_FILE, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except FileNotFoundError:
-        return True
-    return True
-
-
-def _has_ended(folder: Path) -> bool:
-    """Return True if the agent has ended. Then remove its tunnel, which a first relay that ended may have left."""
-    if not _lock_is_free(folder):
-        return False
+    except FileNotFoundError:  # the folder is removed at the agent's end
+        pass
     take_down(folder)
     return True
 

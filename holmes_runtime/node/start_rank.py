@@ -1,7 +1,7 @@
-"""`python -m holmes_runtime.node.start_rank` in a folder written by `holmes emit`: becomes one rank of the plan.
+"""`python -m holmes_runtime.node.start_rank` in a folder written by `holmes emit`: become one rank of the plan.
 
-The rank follows from HOLMES_HOST and LOCAL_RANK through the folder's table of ranks, whatever numbering the starter
-uses. Its variables and secrets are files of the folder. Its output goes to `out` there.
+HOLMES_HOST and LOCAL_RANK determine the rank through the folder's table of ranks, so the starter may number ranks in
+any way. Variables and secrets of the rank are files in the folder, and its output goes to `out` there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import NamedTuple
 from holmes_runtime.config.node_config import TRAINER_FILE, TRAINER_VARIABLE
 from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.config.rooted_path import CACHE_PARTS
-from holmes_runtime.node.compile_caches import compile_caches
-from holmes_runtime.node.start_torchrun import gpu_environment, rank_words
+from holmes_runtime.node.start_torchrun import compile_caches, gpu_environment, rank_words
 
 RANK_TABLE = "ranks"
 SECRET = "secret-"
@@ -41,8 +40,8 @@ def find_place(table: str, host: str, local_rank: str) -> Place:
     for rank, _, local, node, *_ in here:
         if local == local_rank:
             return Place(int(rank), int(node), len(here), len(rows))
-    known = f"it has there {', '.join(row[2] for row in here) or 'none'}"
-    raise ValueError(f"host {host}, local rank {local_rank!r}: not in the plan, {known}; start ranks as it was emitted")
+    known = ", ".join(row[2] for row in here) or "none"
+    raise ValueError(f"host {host}, local rank {local_rank!r}: the plan's local ranks there are {known}; start these")
 
 
 def rank_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -71,7 +70,7 @@ def _read(file: Path) -> str:
 
 
 def main() -> None:
-    """Become the rank. Never returns."""
+    """Become the rank. Never return."""
     folder = Path.cwd()
     try:
         environment = rank_environment(folder, os.environ)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,6 +13,7 @@ from pathlib import Path
 
 from holmes_runtime.config.islands.rendezvous_messages import MEETING
 from holmes_runtime.config.node_config import (
+    COMPILED_FOLDER,
     HOST_VARIABLE,
     KEY_VARIABLE,
     MEMORY_VARIABLE,
@@ -21,7 +24,7 @@ from holmes_runtime.config.node_config import (
 )
 from holmes_runtime.node.admission.rendezvous_gate import RendezvousGate
 from holmes_runtime.node.admission.store_gate import GATE_ADDRESS, StoreGate
-from holmes_runtime.node.compile_caches import compile_caches
+from holmes_runtime.node.private_folder import is_private_folder
 from holmes_runtime.node.process_tree import die_with_parent
 
 TEMPORARY_LINK = "tmp"
@@ -94,6 +97,21 @@ def rank_environment(config: NodeConfig, folder: Path) -> dict[str, str]:
     if config.checkpoint_path is not None:
         environment[MEMORY_VARIABLE] = memory_folder(config.run_id, config.host)
     return environment
+
+
+def compile_caches(cache: Path, machine: str, local: str = COMPILED_FOLDER) -> dict[str, str]:
+    """Return the variables for the folders where torch's compiler and Triton keep compiled code for the next run.
+
+    Homes may be on one NFS, where machines compete for files and locks. So the folders are on the machine's own disk,
+    in a folder private to one user, as their content is executed: `local` and the user's number. If that cannot be
+    used, they are in the machine's folder in `cache`, Holmes's folder in the home. Hosts on one machine share them.
+    """
+    folder = Path(f"{local}{os.geteuid()}")
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if not is_private_folder(folder) or not os.access(folder, os.W_OK):
+        folder = cache / "compiled" / (re.sub(r"[^A-Za-z0-9_-]", "-", machine) or "unnamed")
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 def gpu_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:

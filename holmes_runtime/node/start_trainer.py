@@ -1,9 +1,9 @@
-"""`python -m holmes_runtime.node.start_trainer`: becomes the trainer's command as one rank of the plan.
+"""`python -m holmes_runtime.node.start_trainer`: become the trainer's command as one rank of the plan.
 
 torchrun starts it and numbers ranks host by host. A trainer computes its groups from its rank, so the command gets the
-plan's number, which follows from host and local rank. It runs in its own folder and not in the one that was sent: that
-is in a cache, where files it writes would be lost. The hook of `holmes_runtime/hook` is first on its module path.
-`python` in the command is the one that runs this module.
+plan's number instead, which follows from host and local rank. It runs in the user's folder, because files written to
+the node's folder, which is in a cache, would be lost. The hook of `holmes_runtime/hook` is first on its module path.
+`python` in the command is the Python that runs this module.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def _joined(first: str, rest: str | None) -> str:
 
 
 def command_words(config: TrainerConfig, folder: Path) -> list[str]:
-    """Return the words of the command. A word that names a file that was sent becomes the path of the file."""
+    """Return the words of the command. A word that names a file of the user's code becomes the file's path."""
     code = folder / CODE_FOLDER
     return [str(code / word) if word and (code / word).is_file() else word for word in config.command]
 
 
 def main() -> None:
-    """Become the command. Never returns."""
+    """Become the command. Never return."""
     die_with_parent()
     stay_near_gpu(os.environ)
     file = Path(os.environ[TRAINER_VARIABLE])

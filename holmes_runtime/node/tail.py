@@ -1,14 +1,21 @@
-"""The lines of a file that another process writes."""
+"""Files that ranks write, as their agent reads them: logs line by line, and complete files such as traces."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
+
+from holmes_runtime.config.messages import RankFile
+from holmes_runtime.config.rank_metrics import RankFileKind, rank_file
 
 CHUNK_BYTES = 1 << 20
+PART_BYTES = 48 * 1024
 MAX_KEPT_BYTES = 16 << 20
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01  # FALLOC_FL_* of linux/falloc.h
 
@@ -71,3 +78,30 @@ class Tail:
         with contextlib.suppress(OSError), open(self._path, "r+b") as file:
             start, length = ctypes.c_int64(0), ctypes.c_int64(self._offset)
             ctypes.CDLL(None).fallocate(file.fileno(), _PUNCH_HOLE_KEEP_SIZE, start, length)
+
+
+class LeftFiles:
+    """The traces and memory reports in the node's folder, as messages. Each is read once, as files appear complete."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: set[Path] = set()
+
+    def new(self) -> Iterator[RankFile]:
+        """Yield, in order, the parts of the files that have arrived since the last call."""
+        kinds: tuple[RankFileKind, ...] = get_args(RankFileKind)
+        for kind in kinds:
+            prefix, suffix = rank_file(kind, 0).split("0")
+            for path in sorted(self._folder.glob(f"{prefix}*{suffix}")):
+                rank = re.fullmatch(r"\d+", path.name.removeprefix(prefix).removesuffix(suffix))
+                if rank is not None and path not in self._read:
+                    self._read.add(path)
+                    yield from _parts(path, int(rank[0]), kind)
+
+
+def _parts(path: Path, rank: int, kind: RankFileKind) -> Iterator[RankFile]:
+    with open(path, "rb") as file:
+        offset = 0
+        while part := file.read(PART_BYTES):
+            yield RankFile(rank, kind, offset, base64.b64encode(part).decode())
+            offset += len(part)

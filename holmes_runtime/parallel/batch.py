@@ -16,13 +16,13 @@ class Batch(NamedTuple):
 
     `teacher` are the soft targets (samples, seq_length, top) on a rank that computes losses, if there is a teacher.
     `weight` is the factor on the mean loss of each micro-batch's targets: see `Samples.target_weight`. No sample has
-    more than `most_documents` documents.
+    more than `max_documents` documents.
     """
 
     tokens: Tensor | None
     positions: Tensor | None
     weight: float = 1.0
-    most_documents: int = 0
+    max_documents: int = 0
     teacher: SoftTargets | None = None
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
         """
         if self.positions is None:
             return [()] * num_microbatches
-        return [(part, self.most_documents * len(part)) for part in self.positions.chunk(num_microbatches)]
+        return [(part, self.max_documents * len(part)) for part in self.positions.chunk(num_microbatches)]
 
     def teachers(self, num_microbatches: int) -> list[SoftTargets] | list[None]:
         """Return the teacher's soft targets by micro-batch, if there is a teacher."""
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
         return [SoftTargets(*values) for values in zip(*parts, strict=True)]
 
 
-def most_documents(positions: Tensor) -> int:
+def max_documents(positions: Tensor) -> int:
     """Return the most documents in any sample, from each token's position in its document (samples, seq_length)."""
     return int((positions == 0).sum(1).max())
 

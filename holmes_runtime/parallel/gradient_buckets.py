@@ -68,11 +68,6 @@ class Bucket:
     reduced: Callable[[], Tensor] | None = None
     gathering: Callable[[], Tensor] | None = field(default=None, repr=False)
 
-    def await_state_gradient(self) -> None:
-        """Wait until this rank's gradient is in the same memory as its states."""
-        if self.host is not None:
-            self.host.wait()
-
     def shards(self, parts: Mapping[str, TensorPart], copied: str | None = None) -> Iterator[Shard]:
         """Yield the shard of each parameter whose states this rank has. `parts` are by parameter name.
 

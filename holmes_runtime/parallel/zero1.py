@@ -207,13 +207,14 @@ class Zero1:
         for buckets, shards in self._updates:
             with named_range("update"):
                 for bucket in buckets:
-                    bucket.await_state_gradient()
+                    if bucket.host is not None:
+                        bucket.host.wait()
                 for decays in (True, False):
                     chosen = [shard for shard in shards if (len(shard.part.shape) >= 2) is decays]
                     if chosen:
                         weight_decay = self._settings.weight_decay if decays else 0.0
                         self._adamw(chosen, learning_rate, weight_decay, divisor, overflow)
-            self._publish_unless_held(buckets)
+            self.publish_update(buckets)
         self._steps[""] += 1 - overflow
 
     def _adamw(
@@ -256,13 +257,10 @@ class Zero1:
         self.is_held = False
         self._publish([each for each in self._buckets if has_all or not set(names or ()).isdisjoint(each.names)])
 
-    def publish_update(self) -> None:
-        """Publish the weights as `step` does, without a step."""
-        self._publish_unless_held(self._buckets)
-
-    def _publish_unless_held(self, buckets: Sequence[Bucket]) -> None:
+    def publish_update(self, buckets: Sequence[Bucket] | None = None) -> None:
+        """Publish the weights of `buckets`, by default of all, unless they are held."""
         if not self.is_held:
-            self._publish(buckets)
+            self._publish(self._buckets if buckets is None else buckets)
 
     def _publish(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets[::-1]:

@@ -1,4 +1,4 @@
-"""The weights that training starts from, read from a published model's folder; each rank reads only its own pieces."""
+"""Initial weights from the folder of a published model. Each rank reads only its own pieces."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from holmes_runtime.published.safetensors_files import TensorFolder
 
 
 def load_first_weights(folder: Path, shape: ModelShape, pieces: Mapping[str, TensorPiece]) -> None:
-    """Fill `pieces` of weights, by name, from the model in `folder`. Raise ValueError if its shape is not `shape`."""
+    """Fill `pieces` of weights, by name, from the model in `folder`. Raise ValueError if it is no model of `shape`."""
     _fill_all(pieces, TensorFolder(check_published(folder, shape)), partial(rows_of, shape))
 
 
 def load_first_adapters(folder: Path, shape: ModelShape, lora: Lora, pieces: Mapping[str, TensorPiece]) -> None:
-    """Fill `pieces` of adapters, by name, from those in `folder`. Raise ValueError if they are not `lora`'s."""
+    """Fill `pieces` of adapters, by name, from `folder`. Raise ValueError if its adapters do not match `lora`."""
     _fill_all(pieces, TensorFolder(check_adapters(folder, shape, lora)), partial(adapter_rows, shape))
 
 
@@ -38,7 +38,7 @@ def _fill_all(
 
 
 def _fill(values: Tensor, corner: tuple[int, ...], tensors: TensorFolder, rows: Sequence[Rows]) -> None:
-    """Fill `values`, the box of a weight that begins at `corner`."""
+    """Fill `values`, a box of a weight with its first element at `corner`."""
     columns = [slice(start, start + size) for start, size in zip(corner[1:], values.shape[1:], strict=True)]
     begin, row = corner[0], 0
     for block in rows:

@@ -1,6 +1,6 @@
-"""Adapters as the peft library writes and reads them, and the published model with adapters added to its weights.
+"""Adapters in the format of the peft library, and published models with adapters merged into their weights.
 
-Source of the names and settings: files that peft 0.21.2 writes.
+Source of names and settings: files written by peft 0.21.2.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from holmes_runtime.published.safetensors_files import TensorFolder, write_tenso
 from holmes_runtime.published.write_model import published_values, write_rows
 
 Load = Callable[[str], Tensor]
-"""A function from the name of an adapter's parameter to its values, fp32."""
+"""A function that maps the name of an adapter's parameter to its values, fp32."""
 
 
 def write_adapters(
     folder: Path, shape: ModelShape, lora: Lora, base: str | None, sizes: Mapping[str, tuple[int, ...]], load: Load
 ) -> int:
-    """Write the adapters whose parameters have these `sizes`, in fp32. Return the number of tensors.
+    """Write the adapters with parameters of these `sizes`, in fp32. Return the number of tensors.
 
-    `base` is the folder of the published model that they were trained on.
+    `base` is the folder of the published model on which they were trained.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = {name: adapter_rows(shape, name, size[0]) for name, size in sizes.items()}
@@ -54,7 +54,7 @@ def write_adapters(
 
 
 def _shortest(module: str, modules: Collection[str]) -> str:
-    """Return the last word of `module`, as peft's users name it, if no other of `modules` ends with that."""
+    """Return the last word of `module`, as users of peft name it, or the whole name if several modules end with it."""
     last = module.rpartition(".")[2]
     return last if sum(each.endswith(f".{last}") for each in modules) == 1 else module
 
@@ -62,11 +62,10 @@ def _shortest(module: str, modules: Collection[str]) -> str:
 def write_merged(
     folder: Path, base: Path, shape: ModelShape, lora: Lora, sizes: Mapping[str, tuple[int, ...]], load: Load
 ) -> int:
-    """Write the tensors of the published model in `base` with alpha / rank B A added to each weight W that has an
-    adapter, in the precision that `base` has, or fp32 if it has several. Return their number.
+    """Write the published model in `base` with alpha / rank B A added to each weight that has an adapter.
 
-    Only one tensor and its adapter are in memory. Tensors of `base` that the model does not need are left out, such as
-    masks that older libraries saved.
+    Return the number of tensors. They have the precision of `base`, or fp32 if it has several. Only one tensor and its
+    adapter are in memory. Tensors that the model does not need, such as masks saved by older libraries, are left out.
 
     Raises:
         ValueError: `base` is no model of `shape`.
@@ -93,6 +92,6 @@ def write_merged(
 
 
 def _adapters_by_weight(shape: ModelShape, sizes: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[str, str]]:
-    """Return by published weight the names of A and B of its adapter."""
+    """Return the names of A and B of each adapter, by the name of the published weight."""
     names = (name.removesuffix(".b") for name in sizes if name.endswith(".b"))
     return {adapted_weight(adapter_rows(shape, f"{name}.b", 1)[0].name): (f"{name}.a", f"{name}.b") for name in names}

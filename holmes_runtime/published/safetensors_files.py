@@ -1,4 +1,4 @@
-"""Tensors of .safetensors files, mapped into memory, and such a file written tensor by tensor."""
+"""Reading of .safetensors files by mapping them into memory, and writing tensor by tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holmes_runtime.node.data_files.whole_file import whole_file
 from holmes_runtime.node.published_files.safetensors_header import LENGTH_BYTES, TYPE_BYTES, StoredTensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-ALIGNMENT = 8  # bytes; tensors that are written begin at a multiple of it
+ALIGNMENT = 8  # bytes; written tensors begin at a multiple of it
 
 
 class TensorFolder:
@@ -29,9 +29,9 @@ class TensorFolder:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def tensor(self, name: str) -> Tensor:
-        """Return the tensor `name`, of the type and shape it has in its file; not to be written to.
+        """Return the tensor `name`, with the type and shape in its file. Do not write to it.
 
-        Only the parts that are used are read.
+        Only parts that are used are read from disk.
         """
         stored = self.stored[name]
         dtype, count = DTYPES[stored.type_name], math.prod(stored.shape)
@@ -50,7 +50,7 @@ class TensorFolder:
 
 
 def write_tensors(path: Path, type_name: str, shapes: Mapping[str, tuple[int, ...]], values: Iterator[Tensor]) -> None:
-    """Write `values`, one tensor after the other, of these shapes; the file appears when it is whole."""
+    """Write `values`, tensors of these `shapes`, one by one. The file appears when it is complete."""
     with whole_file(path) as file:
         file.write(_header(shapes, type_name))
         for shape, value in zip(shapes.values(), values, strict=True):

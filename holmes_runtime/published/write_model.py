@@ -1,4 +1,4 @@
-"""The writer of a model's folder as the transformers library loads it: config.json and one .safetensors file."""
+"""The writer of a model folder for the transformers library: config.json and one .safetensors file."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def write_model(
     carried: CarriedModel | None = None,
     borders: tuple[int | None, int | None] = (None, None),
 ) -> int:
-    """Write the model of `shape` whose `weights` have these shapes. Return the number of tensors.
+    """Write the model of `shape` with `weights` of these shapes. Return the number of tensors.
 
-    `load` gives one weight, so that only one is in memory. With `carried`, the published model that training began
-    with, its configuration is kept, and its positions beyond the trained ones. Without it, `borders` are the tokens at
-    the borders of documents. A user's own model is no published architecture: its weights keep their names, and there
-    is no config.json. Raises ValueError if no published architecture is that model.
+    `load` returns one weight, so that only one is in memory. `carried` is the published model that training began with:
+    its configuration is kept, and its positions beyond the trained ones. Without it, `borders` are the tokens at the
+    borders of documents. The weights of a user's own model keep their names, and it has no config.json.
+
+    Raises:
+        ValueError: No published architecture computes this model.
     """
     config = None if shape.factory is not None else published_config(shape, value_type, *borders)
     if carried is not None:
@@ -61,7 +63,7 @@ def write_rows(
     load: Callable[[str], Tensor],
     rows: Mapping[str, tuple[Rows, ...]],
 ) -> int:
-    """Write the published tensors that `weights` of these shapes are, by their `rows`. Return their number."""
+    """Write the published tensors that make up `weights` of these shapes, by their `rows`. Return their number."""
     tensors = {name: size for weight in weights for name, size in _published(rows[weight], weights[weight]).items()}
     values = (tensor for name in weights for tensor in published_values(load(name), rows[name]))
     write_tensors(file, FORMAT_NAMES[value_type], tensors, values)
@@ -71,7 +73,7 @@ def write_rows(
 def _with_positions(
     weights: Mapping[str, tuple[int, ...]], load: Callable[[str], Tensor], beyond: Tensor
 ) -> tuple[Mapping[str, tuple[int, ...]], Callable[[str], Tensor]]:
-    """Return the weights with the rows `beyond` after the rows of the table of positions."""
+    """Return the weights with the rows `beyond` appended to the table of positions."""
     rows, width = weights[POSITION_TABLE]
 
     def load_whole(name: str) -> Tensor:
@@ -81,7 +83,7 @@ def _with_positions(
 
 
 def _published(rows: tuple[Rows, ...], size: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the published tensors that make up a weight of shape `size`, with their shapes."""
+    """Return the shapes, by name, of the published tensors that make up a weight of shape `size`."""
     if rows[0].is_stacked:
         return {block.name: size[1:] for block in rows}
     counts: dict[str, int] = {}

@@ -70,7 +70,7 @@ def test_another_run_is_told_who_has_the_gpu_until_that_process_is_gone(
     holder.kill()
     assert eventually(lambda: claims_of(gpu) == [])
     assert mine.take((3,), (gpu,), "20261123-111213-beef") == ()
-    mine.let_go()
+    mine.release()
     assert claims_of(gpu) == []
 
 
@@ -119,8 +119,8 @@ def test_a_gpu_is_known_by_its_id_and_without_one_by_its_index(gpu: NodeGpu) -> 
     index = 1_000_000 + os.getpid()
     assert first.take((index,), (), "r1") == ()
     assert second.take((index,), (), "r2")[0].uuid == f"index-{index}"
-    first.let_go()
-    second.let_go()
+    first.release()
+    second.release()
 
 
 def test_names_that_are_no_claim_are_passed_over() -> None:
@@ -162,7 +162,7 @@ def test_a_launch_on_gpus_of_another_run_is_refused_and_says_whose_they_are(tmp_
         with pytest.raises(PreflightFailed) as failed:
             launch(local_gpu_plan(), runs=tmp_path / "runs")
     finally:
-        held.let_go()
+        held.release()
     evidence = [fault.evidence for fault in failed.value.preflight.refusing if fault.check == "gpus-taken"]
     assert evidence
     assert all(text.startswith("GPU 0 is taken by run 20261123-000000-held of ") for text in evidence)

@@ -91,7 +91,7 @@ def test_a_file_that_holds_no_steps_is_refused(tmp_path: Path) -> None:
 def test_ranks_put_their_metrics_aside_and_the_agent_reads_all_of_them(tmp_path: Path) -> None:
     plan = cpu_plan()
     tail, seen = Tail(tmp_path / "metrics-rank0.jsonl"), []
-    with MetricsFile(tmp_path, 0, most_bytes=2000) as file:
+    with MetricsFile(tmp_path, 0, max_bytes=2000) as file:
         for number in range(40):
             file.write(report(plan, 0, 1.0)._replace(step=number))
             if number % 3 == 0:

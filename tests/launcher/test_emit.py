@@ -255,7 +255,7 @@ def test_every_rank_is_found_by_its_host_and_local_rank() -> None:
     for rank in kept_plan().ranks:
         assert find_place(table, rank.host, str(rank.local_rank))[0] == rank.rank
     for host, local_rank in (("a1", "9"), ("a1", "01"), ("c1", "0")):
-        with pytest.raises(ValueError, match=f"host {host}, local rank '{local_rank}': not in the plan, it has there"):
+        with pytest.raises(ValueError, match=f"host {host}, local rank '{local_rank}': the plan's local ranks"):
             find_place(table, host, local_rank)
 
 

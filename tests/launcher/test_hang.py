@@ -67,7 +67,7 @@ def test_an_island_may_wait_for_others_that_are_on_their_way() -> None:
     assert detector.limit_s == pytest.approx(200 + 30 + 600 + 2 * 250 * 10)
 
 
-EXAMINING = "what follows on step 20: evaluation, examination or checkpoint"
+EXAMINING = "evaluation, examination or checkpoint after step 20"
 
 
 def test_a_run_is_not_hung_as_long_as_a_slow_wire_carries_what_ranks_wait_for() -> None:

@@ -13,7 +13,7 @@ import pytest
 from holmes_core.errors import HolmesError
 from holmes_runtime.config.messages import RankFile
 from holmes_runtime.config.rank_metrics import RankTrace, rank_file
-from holmes_runtime.node.left_files import PART_BYTES, LeftFiles
+from holmes_runtime.node.tail import PART_BYTES, LeftFiles
 from launcher.journal.rank_files import FilePart, file_part, misfit_of_part, read_traces, write_part
 from launcher.supervise.attempt_state import AttemptState
 from tests.launcher.test_attempt_state import PLAN, UNIX_S, say

@@ -80,7 +80,7 @@ def test_a_rendezvous_that_is_changed_on_the_way_is_the_failure_that_the_agent_r
         relay = Relay(("127.0.0.1", ready[0].master_port), flip(noticing == 0, FLIPPED_BIT))
         for node, port in zip(nodes, (ready[0].master_port, relay.listener.getsockname()[1]), strict=True):
             node.say(Go(port, "ab" * 32))
-        words = f"what came from 127.0.0.1 to 127.0.0.1, of the rendezvous and its store, {CHANGED}"
+        words = f"data of the rendezvous or its store, from 127.0.0.1 to 127.0.0.1, {CHANGED}"
         assert nodes[noticing].failure().message == words
         relay.listener.close()
     finally:

@@ -269,7 +269,7 @@ def test_a_checkpoint_that_is_not_there_or_not_whole_is_not_gone_back_to(tmp_pat
     path = next((tmp_path / "step-00000002").glob("*.distcp"))
     path.write_bytes(path.read_bytes()[:100])
     for steps in (2, 7):
-        with pytest.raises(RuntimeError, match=f"of step {steps}; whole are: step-00000001, step-00000003$"):
+        with pytest.raises(RuntimeError, match=f"of step {steps}; it has: step-00000001, step-00000003$"):
             open_folder(going_back(tmp_path, steps))
     counters = open_folder(config(tmp_path, resume=True)).load(make_shards(0))
     assert counters is not None

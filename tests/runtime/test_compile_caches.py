@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holmes_runtime.node.compile_caches import compile_caches
+from holmes_runtime.node.start_torchrun import compile_caches
 
 
 def test_both_compilers_keep_theirs_on_the_machine(tmp_path: Path) -> None:

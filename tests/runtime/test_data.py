@@ -12,7 +12,7 @@ import pytest
 from holmes_runtime.config.run_settings import DataSettings, DataSource, Documents
 from holmes_runtime.data.blend import Blend
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.data.same_corpus import HostCorpus, describe_difference
+from holmes_runtime.data.same_on_hosts import check_equal
 from holmes_runtime.data.samples import Samples
 from holmes_runtime.node.data_files.stored_bytes import FileBytes
 from holmes_runtime.node.data_files.token_file import NOTE, TokenFileWriter, index_path
@@ -143,14 +143,12 @@ def test_hosts_with_other_data_are_named(tmp_path: Path) -> None:
     read = []
     for host, text in (("a1", "same text"), ("b1", "some text"), ("a2", "same text")):
         (tmp_path / "a.txt").write_text(text)
-        read.append(HostCorpus(host, 9, load_corpus(data(tmp_path), host, 2, 256).digest))
+        read.append((host, load_corpus(data(tmp_path), host, 2, 256).digest))
+    same, other = read[0][1], read[1][1]
 
-    difference = describe_difference(read)
-
-    assert difference is not None
-    assert "a1, a2: 9 tokens, digest" in difference
-    assert "; b1: 9 tokens, digest" in difference
-    assert describe_difference(read[::2]) is None
+    with pytest.raises(RuntimeError, match=f"^the data is not the same on every host: a1, a2: {same}; b1: {other}$"):
+        check_equal("the data is", read)
+    check_equal("the data is", read[::2])
 
 
 def test_a_blend_has_the_tokens_of_each_source_and_keeps_the_end_of_each_for_validation(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from holmes_runtime.model import experts as expert_layer
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.model.expert_parallel import ExpertParallel
 from holmes_runtime.model.experts import Balancing, Experts, balancing_loss
-from holmes_runtime.model.recomputed_values import Keep, keeping, made_again
+from holmes_runtime.model.recomputed_values import Keep, keeping, recomputing
 from holmes_runtime.model.tensor_parallel import ALONE, TensorParallel
 
 from .launched_runs import TINY_LLAMA, TINY_MIXTRAL, make_config
@@ -63,7 +63,7 @@ def all_gradients(experts: Experts, hidden: Tensor, output: Tensor) -> list[Tens
     return list(torch.autograd.grad((output * weight).sum(), [hidden, *experts.parameters()]))
 
 
-@pytest.mark.parametrize("keep", [keeping, made_again])
+@pytest.mark.parametrize("keep", [keeping, recomputing])
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("chosen", [1, 2, 6])
 def test_experts_give_results_and_gradients_of_tokens_taken_one_by_one(
@@ -81,7 +81,7 @@ def test_experts_give_results_and_gradients_of_tokens_taken_one_by_one(
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.parametrize("keep", [keeping, made_again])
+@pytest.mark.parametrize("keep", [keeping, recomputing])
 def test_products_of_all_experts_at_once_give_what_one_after_the_other_gives(
     keep: Keep, recomputes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_torch_that_multiplies_groups_wrongly_or_not_at_all_is_not_used_for_it
         monkeypatch.setattr(functional, "grouped_mm", fault)
     expert_layer._is_right.cache_clear()
     assert not expert_layer._is_right(CPU)
-    assert "one after the other" in capsys.readouterr().out
+    assert "one by one" in capsys.readouterr().out
 
 
 def test_an_expert_without_tokens_has_gradients_of_zero() -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from holmes_runtime import export as export_command
-from holmes_runtime.carried_files import copy_files, files_to_carry
 from holmes_runtime.checkpoint.tensor_piece import weights_of
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.config.run_config import Stage
@@ -21,6 +20,7 @@ from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.node.checkpoint_files.description import Counters, Description, Origin, describe, kept_origin
 from holmes_runtime.node.published_files.architectures import carried_config, published_config, read_shape
 from holmes_runtime.parallel.zero1 import Zero1
+from holmes_runtime.published.carried_model import copy_files, files_to_carry
 from holmes_runtime.published.first_weights import load_first_weights
 
 from .forked_ranks import launch_forked
@@ -161,7 +161,7 @@ def test_a_published_model_trained_and_exported_is_itself_but_for_its_weights(
     assert export_command.main() == 0
 
     written = capsys.readouterr()
-    assert written.err.startswith("taken over: config.json, generation_config.json, tokenizer.json, tokenizer_config")
+    assert written.err.startswith("kept: config.json, generation_config.json, tokenizer.json, tokenizer_config")
     assert len(written.err.splitlines()) == 1
     again = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     kept = {**again.config.to_dict(), "_name_or_path": "", "transformers_version": ""}
@@ -208,13 +208,13 @@ def test_a_published_model_that_is_gone_is_named_with_what_to_do(checkpoint: Pat
 
     without: list[str] = []
     given: list[str] = []
-    export(checkpoint, tmp_path / "out", tell=without.append)
+    export(checkpoint, tmp_path / "out", notify=without.append)
     export(checkpoint, tmp_path / "again", moved, given.append)
 
     (note,) = without
     assert f"tokenizer of {tmp_path}/published, which the run began with" in note
     assert "to take them from a copy: --published FOLDER" in note
-    assert given == ["taken over: config.json, tokenizer.json"]
+    assert given == ["kept: config.json, tokenizer.json"]
 
 
 @pytest.mark.torch
@@ -223,7 +223,7 @@ def test_another_model_in_the_place_of_the_published_one_is_not_taken(checkpoint
     write_config(tmp_path / "published")
 
     notes: list[str] = []
-    export(checkpoint, tmp_path / "out", tell=notes.append)
+    export(checkpoint, tmp_path / "out", notify=notes.append)
 
     assert "family llama, not gpt" in "".join(notes)
     with pytest.raises(ValueError, match="family llama, not gpt"):

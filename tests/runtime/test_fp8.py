@@ -14,8 +14,7 @@ from torch import nn
 from holmes_runtime.config.gpu_peaks import PEAK_FLOPS_PER_S, WITHOUT_FP8, lacks_fp8
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.trainable import Lora
-from holmes_runtime.model.build_stage import build_stage
-from holmes_runtime.model.fp8_layers import multiply_in_fp8
+from holmes_runtime.model.build_stage import build_stage, multiply_in_fp8
 from holmes_runtime.model.tensor_parallel import ALONE
 from holmes_runtime.node.compiler import missing_for_fp8
 
@@ -82,7 +81,7 @@ def test_a_torchao_that_cannot_be_imported_is_named_with_the_host(
 ) -> None:
     del torchao
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    with pytest.raises(RuntimeError, match=r"^host host0: fp8 needs a torchao that goes with torch "):
+    with pytest.raises(RuntimeError, match=r"^host host0: fp8 needs a torchao that works with torch "):
         multiply_in_fp8(torch.nn.Linear(16, 16), "host0", torch.device("cpu"))
 
 

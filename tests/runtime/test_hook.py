@@ -20,10 +20,9 @@ import pytest
 from holmes_core.records.trainer_settings import unhooked_python
 from holmes_runtime.config.node_config import TRAINER_VARIABLE
 from holmes_runtime.config.trainer_config import HOOK_FOLDER, SHARED, TrainerConfig, TrainerNetwork, TrainerRank
-from holmes_runtime.hook.gloo_groups import bind_gloo
-from holmes_runtime.hook.group_hook import hook_groups
+from holmes_runtime.hook.group_hook import bind_gloo, hook_groups
 from holmes_runtime.hook.group_network import network_of
-from holmes_runtime.hook.nccl_check import NcclCheck
+from holmes_runtime.hook.group_report import NcclCheck
 from tests.seeds import few_of
 
 ROOT = Path(__file__).parents[2]
@@ -289,11 +288,11 @@ def test_a_communicator_on_another_transport_than_its_groups_were_told_is_report
     assert list(check.differences()) == []
     logged(tmp_path, (4, "IB"), (4, "Socket"), (16, "Socket"), (8, "IB"), (8, "Socket"), (8, "Socket"), (3, "Socket"))
     assert list(check.differences()) == [
-        "NCCL made a communicator of 8 ranks over Socket, and its groups were told to take IB"
+        "NCCL made a communicator of 8 ranks over Socket, but its groups were assigned IB"
     ]
     logged(tmp_path, (8, "Socket"), (4, "AWS Libfabric"))
     (sentence,) = check.differences()
-    assert "of 4 ranks over AWS Libfabric, and its groups were told to take IB or Socket" in sentence
+    assert "of 4 ranks over AWS Libfabric, but its groups were assigned IB or Socket" in sentence
 
 
 def test_a_communicator_of_two_may_carry_messages_of_any_group(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_box_whose_bytes_are_not_those_of_its_numbers_is_none(changes: dict[st
 def test_a_box_beyond_the_end_of_its_file_takes_no_memory(tmp_path: Path) -> None:
     (tmp_path / FIRST).write_bytes(b"short")
     box = WrittenBox((0,), (1 << 48,), FIRST, 0, 1 << 50, "")
-    with pytest.raises(DamagedPiece, match="ends after 5 bytes"):
+    with pytest.raises(DamagedPiece, match="has only 5 of the bytes"):
         read_box(tmp_path, box)
 
 

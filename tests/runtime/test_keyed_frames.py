@@ -195,7 +195,7 @@ def test_who_flips_a_bit_between_gates_ends_the_connection_and_is_told_of(
         noticing = first if direction else other
         eventually(lambda noticing=noticing: noticing.fault is not None)  # type: ignore[misc]
         assert noticing.fault == (
-            "what came from 127.0.0.1 to 127.0.0.1, of the rendezvous and its store, was changed on the way"
+            "data of the rendezvous or its store, from 127.0.0.1 to 127.0.0.1, was changed on the way"
         )
         assert (other if direction else first).fault is None
         first.fault = None

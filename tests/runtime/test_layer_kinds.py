@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 from holmes_core.records.model import Model
 from holmes_runtime.config.layer_kinds import LatentAttention, LinearAttention
 from holmes_runtime.config.model_shape import (
+    MLP_MATRICES,
     ModelShape,
-    active_parameters,
     attention_flops,
     expert_parameters,
     layer_parameters,
@@ -56,6 +56,13 @@ def model_of(shape: dict[str, Any]) -> ModelShape:
         attention_gate=shape.get("output_gate", False), sliding_window=shape.get("sliding_window"),
         **{key: shape[key] for key in SIZES},
     )  # fmt: skip
+
+
+def active_parameters(model: ModelShape) -> int:
+    """The parameters of the whole model that compute one token: all but the experts not chosen for it."""
+    idle = expert_parameters(model) - MLP_MATRICES[model.family] * model.hidden_size * model.routed_size
+    whole = stage_parameters(model, model.num_layers, True, True)
+    return whole - (model.num_layers - model.first_dense_layers) * idle * (model.experts is not None)
 
 
 @pytest.mark.parametrize("name", published() or [pytest.param("", marks=pytest.mark.skip(reason="no ../shared"))])

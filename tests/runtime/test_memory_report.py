@@ -45,7 +45,7 @@ def test_tensors_are_counted_by_the_line_of_ours_that_made_them_most_bytes_first
     assert [(holder.place, holder.tensors, holder.whole_bytes) for holder in report.holders] == [
         ("decoder.py:93 forward", 2, 40 * MIB),
         ("gradient_buckets.py:80 make_buckets", 1, 30 * MIB),
-        ("a place that was not recorded, as those of a backward are", 1, 5 * MIB),
+        ("a place that was not recorded, such as in a backward", 1, 5 * MIB),
     ]
     assert parse(MemoryReport, to_json(report)) == report
 

@@ -89,7 +89,7 @@ def test_a_checkpoint_to_go_back_to_that_no_host_has_is_refused_with_those_there
     run = runs["gone back too far"]
     assert set(run["exit_codes"]) == {1}
     there = ", ".join(f"step-{steps:08d}" for steps in (2, STOPPED_AFTER, 4, STEPS))
-    assert f"has no whole checkpoint of step 1; whole are: {there}" in run["said"]
+    assert f"has no whole checkpoint of step 1; it has: {there}" in run["said"]
     for host in HOSTS:
         before, after = (folder / name / host for name in ("saved-nothing-lost", "saved-gone-back-too-far"))
         assert (after / "latest").read_text() == (before / "latest").read_text()

@@ -17,7 +17,7 @@ from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.run_config import Stage
 from holmes_runtime.config.run_settings import CheckpointSettings
 from holmes_runtime.config.trainable import Lora
-from holmes_runtime.data.same_weights import common_frozen_weights, identity_of
+from holmes_runtime.data.same_on_hosts import common_frozen_weights, identity_of
 from holmes_runtime.export import export
 from holmes_runtime.model.decoder import DecoderStage
 from holmes_runtime.node.checkpoint_files.description import Counters

@@ -45,7 +45,7 @@ def test_a_digest_of_bytes_in_a_file_is_theirs_however_many_they_are(tmp_path: P
     path.write_bytes(data)
     for first, size in ((0, len(data)), (1, READ_BYTES), (5, 7), (0, 0)):
         assert digest_in(path, first, size) == digest_of(data[first : first + size])
-    with pytest.raises(DamagedPiece, match=r"__0_0\.distcp ends 4 bytes before the end of what was written"):
+    with pytest.raises(DamagedPiece, match=r"__0_0\.distcp lacks the last 4 bytes that were written"):
         digest_in(path, 4, len(data))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from holmes_runtime.rank_errors import WholeErrorFile
+from holmes_runtime.train import WholeErrorFile
 if len(sys.argv) > 1:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
 try:

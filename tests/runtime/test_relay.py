@@ -15,7 +15,7 @@ import pytest
 
 from holmes_runtime.config.messages import AgentEnded, decode_message
 from holmes_runtime.config.node_config import AGENT_LOCK_FILE
-from holmes_runtime.node.relay import COMMANDS_PIPE, WAKING_PIPE, rouse
+from holmes_runtime.node.relay import COMMANDS_PIPE, WAKING_PIPE, wake_relay
 
 # A parent of its own for the agent's stand-in, since relays take the exit statuses of all children. Ten looks are too
 # many for an agent that is stopped; one that goes on at the fifth is looked at until it would have been ended.
@@ -81,7 +81,7 @@ def test_relays_of_one_agent_do_not_disturb_each_other_and_end_when_it_has_remov
             while not all(has_opened(each, folder / WAKING_PIPE) for each in relays):
                 time.sleep(0.01)
             for _ in range(20_000):
-                rouse(folder)
+                wake_relay(folder)
             assert [each.poll() for each in relays] == [None, None]
             shutil.rmtree(folder)
             said = [each.stdout.read().decode() for each in relays if each.stdout is not None]

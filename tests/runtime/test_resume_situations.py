@@ -143,7 +143,7 @@ SITUATIONS: dict[str, tuple[Change | None, Mapping[str, Any], int | str | None]]
     "no folder, fresh": (None, FRESH, None),
     "no folder, resumed": (None, RESUME, NOTHING),
     "no folder, resumed or anew": (None, ANEW, None),
-    "no folder, back": (None, BACK, "has no whole checkpoint of step 5; whole are: none"),
+    "no folder, back": (None, BACK, "has no whole checkpoint of step 5; it has: none"),
     "empty folder, fresh": (kept(), FRESH, None),
     "empty folder, resumed": (kept(), RESUME, NOTHING),
     "empty folder, resumed or anew": (kept(), ANEW, None),

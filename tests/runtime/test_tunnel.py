@@ -131,7 +131,7 @@ def test_the_tunnel_of_an_agent_that_lives_is_nobody_elses(
     other = tunnel(folder, "holmes-wg").open()
     assert isinstance(other, TunnelFault)
     assert "another run on this host has a tunnel" in other.evidence
-    living.let_go()
+    living.release()
     assert take_down(folder)
 
 
@@ -144,7 +144,7 @@ def test_the_tunnel_of_another_that_lives_is_not_left_by_this_one(folder: Path, 
     assert isinstance(living.open(), TunnelFault)  # it goes no further, and holds the record
     assert take_down(folder)
     assert not take_down(other)
-    living.let_go()
+    living.release()
 
 
 def test_a_peer_with_a_new_key_takes_the_place_of_its_old_one(folder: Path, tmp_path: Path) -> None:

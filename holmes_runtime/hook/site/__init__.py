@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH."""
+"""The folder in a rank's PYTHONPATH."""

@@ -1,7 +1,7 @@
-"""Python runs this at its start, before the trainer's script: activates the hook, then runs the file that this one
-shadows.
+"""Activation of the hook when Python starts, before the trainer's script.
 
-Its folder is first on PYTHONPATH of a rank. A Python without a rank in its environment only runs the other file.
+The folder of this file is first in a rank's PYTHONPATH. The file then runs the `sitecustomize` that it shadows, which
+is all it does in a Python process without a rank.
 """
 
 import importlib.machinery
@@ -16,16 +16,16 @@ HERE = Path(__file__).resolve().parent
 def _activate() -> None:
     if "HOLMES_TRAINER" not in os.environ or "RANK" not in os.environ:
         return
-    sys.path.append(str(HERE.parents[2]))  # last: it shadows nothing of the user's
+    sys.path.append(str(HERE.parents[2]))  # last, so that it shadows none of the user's modules
     try:
         importlib.import_module("holmes_runtime.hook.watch_import").watch_import()  # this file is in no package
-    except Exception as error:  # Python would print it and go on without the hook
+    except Exception as error:  # Python would print it and continue without the hook
         print(f"holmes: the hook cannot be activated: {error!r}", file=sys.stderr)
         raise SystemExit(1) from error
 
 
 def _run_shadowed() -> None:
-    """Run the next `sitecustomize` on the path: of Debian, of conda, or of the user."""
+    """Run the next `sitecustomize` on the path, from Debian, conda or the user."""
     others = [folder for folder in sys.path if Path(folder or os.curdir).resolve() != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:

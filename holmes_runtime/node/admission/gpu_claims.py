@@ -50,7 +50,7 @@ class GpuClaims:
                 taken.append(holder)
         return tuple(taken)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release all claims."""
         while self._held:
             self._held.pop().close()
@@ -71,13 +71,13 @@ class GpuClaims:
 
 
 def _holder(wanted: GpuClaim) -> GpuClaim:
-    """Return the claim on the GPU of `wanted`: the run as its process says, the user as the kernel says."""
+    """Return the claim on the GPU of `wanted`: the run as its process names it, the user as the kernel names it."""
     owner = _owner(f"holmes-gpu/{wanted.uuid}")
     if owner is None:
         return wanted._replace(user=NOT_KNOWN, run_id=NOT_KNOWN)
     held = read_claims(SOCKETS.read_text(errors="replace"))
-    said = (each for each in held if each.uuid == wanted.uuid and _owner(_name(each)) == owner)
-    return next(said, wanted._replace(run_id=NOT_KNOWN))._replace(user=_user(owner[1]))
+    claims = (each for each in held if each.uuid == wanted.uuid and _owner(_name(each)) == owner)
+    return next(claims, wanted._replace(run_id=NOT_KNOWN))._replace(user=_user(owner[1]))
 
 
 def _owner(name: str) -> tuple[int, int] | None:
@@ -106,7 +106,7 @@ def _user(uid: int) -> str:
 
 
 def read_claims(sockets: str) -> Iterator[GpuClaim]:
-    """Yield the claims in the text of a host's /proc/net/unix. Users and runs are as their processes say.
+    """Yield the claims in the text of a host's /proc/net/unix, with the users and runs that the processes name.
 
     A name is listed once more for each connection that asked for its owner.
     """

@@ -118,7 +118,7 @@ class StoreGate:
             Thread(target=self._take, args=(self._entrance, self._see_proof), daemon=True).start()
 
     def _take(self, listener: socket.socket, see: Callable[[socket.socket], FrameKeys | None]) -> None:
-        """Accept connections, and carry those for which `see` does not raise."""
+        """Accept connections, and carry the ones for which `see` does not raise."""
         listener.settimeout(None)
         while True:
             self._free.acquire()
@@ -140,7 +140,7 @@ class StoreGate:
             self._free.release()
 
     def _note_change(self, address: str) -> None:
-        self.fault = f"what came from {address} to {self._here}, of the rendezvous and its store, {CHANGED}"
+        self.fault = f"data of the rendezvous or its store, from {address} to {self._here}, {CHANGED}"
 
     def _see_proof(self, connection: socket.socket) -> FrameKeys:
         return demand_proof(connection, self._secret, PROOF_S)

@@ -49,7 +49,7 @@ class Tunnel:
         self._keys = frozenset[str]()  # of its peers
 
     def open(self) -> TunnelEnd | TunnelFault:
-        """Make the interface, with its own key and port and no peers yet. Return the fault where it cannot be made."""
+        """Make the interface, with its own key and port and without peers. Return the fault if that fails."""
         try:
             return self._open()
         except TunnelRefused as refused:
@@ -58,23 +58,23 @@ class Tunnel:
     def _open(self) -> TunnelEnd:
         self._record = _locked(_record_file(self._folder), LOCK_TIMEOUT_S)
         if self._record is None:
-            what = f"another run on this host has a tunnel, {self._interface}, and a host has one at a time"
+            what = f"another run on this host has a tunnel, {self._interface}, and a host can have only one"
             raise TunnelRefused(what, "wait for its end, or end it: `holmes ps` lists runs, `holmes stop` ends one")
         _remove_recorded(self._record)
         if self._interface in interfaces():
-            what = f"an interface {self._interface} is there that no run of this user has recorded"
-            raise TunnelRefused(what, f"if nobody uses it: `ip link delete dev {self._interface}`, as root")
+            what = f"interface {self._interface} exists, but no run of this user has recorded it"
+            raise TunnelRefused(what, f"if it is not in use: `ip link delete dev {self._interface}`, as root")
         address = self._addresses[self._node_rank]
         written = {"interface": self._interface, "index": None, "address": address, "folder": str(self._folder)}
         _write(self._record, json.dumps(written))
         try:
             make_interface(self._interface)
         except TunnelRefused:
-            os.ftruncate(self._record, 0)  # an interface of that name, if there is one by now, is not ours
+            os.ftruncate(self._record, 0)  # an interface of that name, if one exists by now, is not ours
             raise
         index = interfaces().get(self._interface)
         if index is None:
-            raise TunnelRefused(f"{self._interface} was made, and is not there", "see whether something removes it")
+            raise TunnelRefused(f"interface {self._interface} was made but is gone", "find out what removes it")
         _write(self._record, json.dumps({**written, "index": index}))
         inside = IPv4Interface(f"{address}/{32 - (len(self._addresses) + 1).bit_length()}")
         if self._hub != self._node_rank:
@@ -83,9 +83,9 @@ class Tunnel:
         return TunnelEnd(*set_up(self._interface, str(inside), ports=1))  # the one that is open there
 
     def meet(self, ends: Sequence[TunnelEnd | None]) -> TunnelFault | None:
-        """Set `ends`, by node rank, as the only peers, each with its own address only, the hub with those it relays.
+        """Make `ends`, by node rank, the only peers. Each has its own address, and the hub also the relayed ones.
 
-        Return the fault if that fails. What passes between this end and peers that it has already is not disturbed.
+        Return the fault if that fails. Traffic with known peers is not disturbed.
         """
         try:
             peers = [
@@ -98,16 +98,16 @@ class Tunnel:
         except TunnelRefused as refused:
             return TunnelFault(refused.evidence, refused.remedy)
         except OSError as error:
-            return TunnelFault(f"no way to the other nodes: {error.strerror}", "look at addresses and routes there")
+            return TunnelFault(f"no route to the other nodes: {error.strerror}", "check its addresses and routes")
         return None
 
     def _peer(self, rank: int, end: TunnelEnd) -> Peer:
-        """Return a node as a peer. All ends but the hub's may be behind NAT, and keep their paths open."""
+        """Return a node as a peer. Ends other than the hub's may be behind NAT, so they keep their paths open."""
         relayed = [self._addresses[each] for each in self._relayed] if rank == self._hub else []
         is_kept = self._hub not in (None, self._node_rank)
         return Peer(end.public_key, self._endpoints[rank], end.port, self._addresses[rank], relayed, is_kept)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the lock; the interface is left for the relay, `end_agent` or the next run to remove."""
         if self._record is not None:
             os.close(self._record)
@@ -115,12 +115,12 @@ class Tunnel:
 
 
 def take_down(folder: Path) -> bool:
-    """Remove the tunnel that an agent, now ended, has made for `folder`. Return True if none of its own is left."""
+    """Remove the tunnel that an agent, now ended, made for `folder`. Return True if none is left of it."""
     file = _record_file(folder)
     if not file.exists():
         return True
     record = _locked(file, 0.0)
-    if record is None:  # an agent that lives has a tunnel, its own or that of all islands
+    if record is None:  # a live agent has a tunnel, its own or the tunnel of all islands
         return not _is_recorded(file, folder)
     try:
         recorded = _read(record)
@@ -170,7 +170,7 @@ def _read(record: int) -> dict[str, object] | None:
 
 
 def _is_recorded(file: Path, folder: Path) -> bool:
-    """Return True if the record, which another process may hold locked, is of the tunnel made for `folder`."""
+    """Return True if the record, which another process may have locked, names the tunnel made for `folder`."""
     with open(file, "rb") as record:
         recorded = _read(record.fileno())
     return recorded is not None and recorded["folder"] == str(folder)

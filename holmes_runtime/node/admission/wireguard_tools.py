@@ -25,6 +25,7 @@ PACKAGES = {
     "sysctl": "procps (procps-ng on RHEL)",
 }
 KEEPALIVE_S = 10  # NAT gateways forget a silent UDP connection after 30 s, some after 20
+BY_HAND = "run it there by hand until it works"
 
 
 class TunnelRefused(Exception):
@@ -63,7 +64,7 @@ def make_interface(name: str) -> None:
 
 
 def remove_interface(name: str) -> None:
-    """Remove the interface and its rules, and with it its wireguard-go if it has one. Raises TunnelRefused."""
+    """Remove the interface and its rules, which also ends its wireguard-go. Raises TunnelRefused."""
     forget_rules(name)
     as_root("ip", "link", "delete", "dev", name)
 
@@ -84,7 +85,7 @@ def set_up(name: str, address: str, ports: int = PORTS_TRIED) -> tuple[str, int]
 
 
 def let_relay(name: str, network: str) -> None:
-    """Let this host forward what peers of the interface send one another in `network`, and nothing else of theirs.
+    """Let this host forward traffic between peers of the interface in `network`, and nothing else from them.
 
     Raises:
         TunnelRefused: A tool fails or is missing.
@@ -96,13 +97,13 @@ def let_relay(name: str, network: str) -> None:
 
 
 def forget_rules(name: str) -> None:
-    """Remove the rules of an interface that relays. Raises TunnelRefused where rights are missing."""
+    """Remove the rules of an interface that relays. Raises TunnelRefused if rights are missing."""
     for _ in range(2):
-        _try_as_root("ip", "rule", "del", "iif", name)  # fails where the interface relays nothing
+        _try_as_root("ip", "rule", "del", "iif", name)  # fails if the interface does not relay
 
 
 def meet(name: str, peers: Sequence[Peer], known: Collection[str] = ()) -> None:
-    """Make `peers` the only ones, each with its own addresses only. Those whose keys are in `known` stay as they are.
+    """Make `peers` the only ones, each with its own addresses. Peers with keys in `known` are not changed.
 
     A peer behind NAT is kept at the address from which it last sent. Raises TunnelRefused, OSError.
     """
@@ -128,7 +129,7 @@ def run(*command: str, given: str = "") -> str:
     """Return the tool's output. Raises TunnelRefused with its error."""
     done = _finished([_tool(command[0]), *command[1:]], given)
     if done.returncode != 0:
-        raise TunnelRefused(_said(command, done), "see that it works there by hand")
+        raise TunnelRefused(_said(command, done), BY_HAND)
     return done.stdout.strip()
 
 
@@ -136,7 +137,7 @@ def as_root(*command: str, given: str = "") -> None:
     """Run the tool as root. Raises TunnelRefused with its error, and the way to get missing rights."""
     refusal = _try_as_root(*command, given=given)
     if refusal is not None:
-        raise TunnelRefused(refusal, "see that it works there by hand")
+        raise TunnelRefused(refusal, BY_HAND)
 
 
 def _listen(name: str, ports: int) -> int:
@@ -146,7 +147,7 @@ def _listen(name: str, ports: int) -> int:
             return port
     last = FIRST_PORT + ports - 1
     what = f"no UDP port from {FIRST_PORT} to {last} is free" if ports > 1 else f"UDP port {FIRST_PORT} is not free"
-    raise TunnelRefused(what, "end what uses it: `ss -lunp` shows it")
+    raise TunnelRefused(what, "end the process that uses it: `ss -lunp` shows it")
 
 
 def _mtu_to(address: str) -> int:
@@ -197,7 +198,7 @@ def _finished(command: Sequence[str], given: str) -> subprocess.CompletedProcess
         )
     except subprocess.TimeoutExpired:
         what = f"`{' '.join(command)}` gave no answer in {TOOL_TIMEOUT_S:g} s"
-        raise TunnelRefused(what, "see that it works there by hand") from None
+        raise TunnelRefused(what, BY_HAND) from None
 
 
 def _said(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:

@@ -32,8 +32,8 @@ class MemoryFiles:
     def __init__(self, me: Rank, ranks: Sequence[Rank], environ: Mapping[str, str]) -> None:
         named = environ.get(MEMORY_VARIABLE, "")
         self._me, self._folder = me, Path(named) if named else None
-        self._beside = sorted(each.rank for each in ranks if each.host == me.host)
-        self._has_told = False
+        self._local_ranks = sorted(each.rank for each in ranks if each.host == me.host)
+        self._has_warned = False
 
     def of_save(self, save_id: SaveId) -> dict[str, Path]:
         """Return the files of a save that are here, each with its folder, by name."""
@@ -52,9 +52,9 @@ class MemoryFiles:
             self._make_folder(self._folder)
             self._put(self._folder / str(self._me.rank), save_id, [checkpoint / name for name in names])
         except OSError as error:
-            if not self._has_told:
+            if not self._has_warned:
                 print(f"host {self._me.host}: the newest checkpoint is not kept in memory: {error}", flush=True)
-            self._has_told = True
+            self._has_warned = True
 
     def _put(self, mine: Path, save_id: SaveId, paths: Sequence[Path]) -> None:
         """Replace the files of this rank's part by `paths`, in the same memory. Keep none if they do not fit."""
@@ -79,23 +79,23 @@ class MemoryFiles:
         folder.mkdir(mode=0o700, exist_ok=True)
         if not is_private_folder(folder):
             raise OSError(f"{folder} is another user's, or others may enter it")
-        if self._me.rank == self._beside[0]:
+        if self._me.rank == self._local_ranks[0]:
             for part in folder.iterdir():
-                if part.name not in map(str, self._beside):
+                if part.name not in map(str, self._local_ranks):
                     shutil.rmtree(part, ignore_errors=True)
 
     def _require_room(self, folder: Path, size_bytes: int) -> None:
         """Raise OSError if the ranks of this host, each keeping as much, would leave too little for others."""
-        beside_nccl_bytes = shutil.disk_usage(folder).free - SHM_BYTES_PER_RANK * len(self._beside)
+        beside_nccl_bytes = shutil.disk_usage(folder).free - SHM_BYTES_PER_RANK * len(self._local_ranks)
         free_bytes = min(beside_nccl_bytes, available_bytes()) + _bytes_in(folder)
-        wanted_bytes = size_bytes * len(self._beside)
+        wanted_bytes = size_bytes * len(self._local_ranks)
         if wanted_bytes > MAX_PART * free_bytes:
-            ranks = f"{len(self._beside)} ranks want {wanted_bytes / 1e9:.1f} GB"
+            ranks = f"{len(self._local_ranks)} ranks want {wanted_bytes / 1e9:.1f} GB"
             raise OSError(f"{ranks}, but may take only half of {free_bytes / 1e9:.1f} GB of free memory")
 
     def remove(self) -> None:
         """Remove all files that ranks of this host keep. All of them call this once none needs the files any more."""
-        if self._folder is not None and self._me.rank == self._beside[0] and is_private_folder(self._folder):
+        if self._folder is not None and self._me.rank == self._local_ranks[0] and is_private_folder(self._folder):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -171,7 +171,7 @@ def digest_in(path: Path, first_byte: int, size_bytes: int) -> str:
         while left_bytes:
             found = file.readinto(chunk[:left_bytes])
             if not found:
-                raise DamagedPiece(f"{path.name} ends {left_bytes} bytes before the end of what was written")
+                raise DamagedPiece(f"{path.name} lacks the last {left_bytes} bytes that were written")
             digest.update(chunk[:found])
             left_bytes -= found
     return digest.hexdigest()
@@ -224,7 +224,7 @@ def read_box(checkpoint: Path, box: WrittenBox, is_checked: bool = True) -> byte
         with open_plain(checkpoint / box.file) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes < box.end_byte:
-                raise DamagedPiece(f"{box.file} ends after {size_bytes} bytes, within what was written")
+                raise DamagedPiece(f"{box.file} has only {size_bytes} of the bytes that were written")
             data, found = bytearray(box.size_bytes), 0
             file.seek(box.first_byte)
             while found < box.size_bytes:

@@ -1,4 +1,4 @@
-"""Refuse files that do not hold the content that is read, before any rank starts and in each rank. Free of torch."""
+"""Refuse data files with unsuitable content, before any rank starts and in each rank. Free of torch."""
 
 from __future__ import annotations
 

@@ -109,7 +109,6 @@ class _ZstdFrames(io.RawIOBase):
         self._packed, self._content = b"", memoryview(b"")
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:

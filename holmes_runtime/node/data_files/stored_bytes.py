@@ -26,7 +26,6 @@ class StoredBytes(Protocol):
 
     def read(self, start: int, stop: int) -> bytearray:
         """Return bytes [start, stop), which must exist."""
-        ...
 
 
 class FileBytes:
@@ -65,7 +64,6 @@ class MemoryBytes:
         self.size = self._view.nbytes
 
     def read(self, start: int, stop: int) -> bytearray:
-        """Return bytes [start, stop)."""
         return bytearray(self._view[start:stop])
 
 

@@ -100,13 +100,14 @@ def read_teacher(tokens: Path) -> TeacherFile:
 
 
 def check_teacher(tokens: TokenFile, seq_length: int | None, vocab_size: int | None) -> None:
-    """Raise ValueError unless the teacher's file of `tokens` matches them, and a model of this length and vocabulary,
-    if known. Raises as `read_teacher` does.
+    """Raise ValueError unless the teacher's file of `tokens` matches them, and this length and vocabulary if known.
+
+    Raises as `read_teacher` does.
     """
     teacher, again = read_teacher(tokens.path), _again(tokens.path)
     if seq_length not in (None, teacher.seq_length):
         raise ValueError(
-            f"{teacher.path} has logits for sequences of {teacher.seq_length} tokens, and model.seq_length is "
+            f"{teacher.path} has logits for sequences of {teacher.seq_length} tokens, but model.seq_length is "
             f"{seq_length}: set it to {teacher.seq_length}, or remove the file, and {again} --seq-length {seq_length}"
         )
     if teacher.num_sequences != (tokens.num_tokens - 1) // teacher.seq_length:
@@ -120,8 +121,8 @@ def check_teacher(tokens: TokenFile, seq_length: int | None, vocab_size: int | N
         )
     if vocab_size is not None and teacher.vocab_size > vocab_size + PADDING:
         raise ValueError(
-            f"{teacher.path} is of a teacher with {teacher.vocab_size} tokens, and model.vocab_size is {vocab_size}: a "
-            "teacher has the model's own tokens"
+            f"{teacher.path} is of a teacher with {teacher.vocab_size} tokens, but model.vocab_size is {vocab_size}: "
+            "the teacher must have the same tokenizer as the model"
         )
 
 

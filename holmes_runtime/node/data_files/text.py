@@ -49,11 +49,9 @@ class Tokenizer(Protocol):
 
     def encode(self, pieces: list[bytes]) -> list[Iterable[int]]:
         """Return the tokens of each piece."""
-        ...
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text of `tokens`, special ones included."""
-        ...
+        """Return the text of `tokens`, including special tokens."""
 
 
 class ByteTokenizer:
@@ -97,7 +95,6 @@ class FileTokenizer:
         return [found.ids for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text of `tokens`, special ones included."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
 

@@ -14,12 +14,14 @@ import os
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, overload
 
 from holmes_runtime.node.data_files.stored_bytes import FileBytes
+from holmes_runtime.node.data_files.whole_file import whole_file
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<QBQQ")  # version, code of the token type, sequences, document marks
@@ -156,7 +158,7 @@ def _note(file: BinaryIO, magic: bytes) -> int | None:
 class TokenFileWriter:
     """Writes OUT.bin and OUT.idx, which appear complete when the `with` block ends without an error.
 
-    Until then the tokens are in a temporary file in the same folder, which an error or interruption removes.
+    Until then they are temporary files: see `whole_file`.
     """
 
     def __init__(
@@ -170,7 +172,6 @@ class TokenFileWriter:
         self._path, self._packed_length = path, packed_length
         self._longest_sequence = longest_sequence
         self._token_type = token_type
-        self._temporary = [target.with_name(f".{target.name}.{os.getpid()}") for target in (path, index_path(path))]
         self._lengths, self._marks = array("i"), array("q", [0])
         self._open_length = 0
         self.num_tokens, self.largest_token = 0, -1  # -1: no token yet
@@ -198,25 +199,21 @@ class TokenFileWriter:
         self._marks.append(len(self._lengths))
 
     def __enter__(self) -> TokenFileWriter:
-        self._file = open(self._temporary[0], "wb")
+        with ExitStack() as files:
+            self._index = files.enter_context(whole_file(index_path(self._path)))  # named last: it makes the file valid
+            self._file = files.enter_context(whole_file(self._path))
+            self._files = files.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if error is None:
-                self.end_document()
-                _flush(self._file)
-                with open(self._temporary[1], "wb") as index:
-                    self._write_index(index)
-                    _flush(index)
-                self._temporary[0].replace(self._path)
-                self._temporary[1].replace(index_path(self._path))  # the index last: without it there is no token file
-        finally:
-            for path in self._temporary:
-                path.unlink(missing_ok=True)
-            self._file.close()  # may fail again, as a full disk takes nothing from the buffer
+        if error is not None:
+            self._files.__exit__(kind, error, trace)
+            return
+        with self._files:
+            self.end_document()
+            self._write_index(self._index)
 
     def _write_index(self, file: BinaryIO) -> None:
         code = next(code for code, name in TYPE_CODES.items() if name == self._token_type)
@@ -231,8 +228,3 @@ class TokenFileWriter:
         file.write(NOTE.pack(LARGEST_MAGIC, self.largest_token))
         if self._packed_length is not None:
             file.write(NOTE.pack(PACKED_MAGIC, self._packed_length))
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -13,7 +13,7 @@ from holmes_runtime.config.checks import shown
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.trainable import Lora
 from holmes_runtime.node.published_files.adapter_names import adapter_rows, adapter_sizes
-from holmes_runtime.node.published_files.safetensors_header import TYPE_BYTES, StoredTensor, read_header
+from holmes_runtime.node.published_files.safetensors_header import StoredTensor, check_tensor, read_header
 
 SETTINGS_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
@@ -59,10 +59,7 @@ def _check_tensors(file: Path, shape: ModelShape, lora: Lora) -> Mapping[str, St
         found = stored.get(tensor)
         if found is None:
             raise ValueError(f"{file} has no tensor {tensor}, which trainable.lora.targets name")
-        if found.shape != size:
-            raise ValueError(f"{file}: {tensor} has the shape {shown(list(found.shape))}, the model needs {list(size)}")
-        if found.type_name not in TYPE_BYTES:
-            raise ValueError(f"{file}: {tensor} is of type {found.type_name:.60}, not one of {', '.join(TYPE_BYTES)}")
+        check_tensor(tensor, found, size)
         needed.add(tensor)
     others = stored.keys() - needed
     if others:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from holmes_runtime.config.checks import shown
 from holmes_runtime.config.model_shape import ModelShape
-from holmes_runtime.node.published_files.safetensors_header import TYPE_BYTES, StoredTensor
+from holmes_runtime.node.published_files.safetensors_header import StoredTensor, check_tensor
 from holmes_runtime.node.published_files.weight_names import BLOCKS, POSITIONS, expert_name, router_name
 
 Sizes = tuple[int, ...]
@@ -21,14 +20,7 @@ def check_tensors(folder: Path, stored: Mapping[str, StoredTensor], shape: Model
         found = stored[name]
         # Positions beyond the run's sequences are left out.
         is_longer = name == POSITIONS and found.shape[1:] == size[1:] and found.shape[:1] > size[:1]
-        if found.shape != size and not is_longer:
-            raise ValueError(
-                f"{found.file}: {name} has the shape {shown(list(found.shape))}, the model needs {list(size)}"
-            )
-        if found.type_name not in TYPE_BYTES:
-            raise ValueError(
-                f"{found.file}: {name} is of type {found.type_name:.60}, not one of {', '.join(TYPE_BYTES)}"
-            )
+        check_tensor(name, found, found.shape if is_longer else size)
 
 
 def needed_tensors(shape: ModelShape) -> Iterator[tuple[str, Sizes]]:

@@ -76,6 +76,16 @@ def _entry(file: Path, begin: int, size: int, entry: Mapping[str, Any]) -> Store
     return StoredTensor(file, str(type_name), shape, begin + start, begin + stop)
 
 
+def check_tensor(name: str, tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless the tensor `name` has this shape and a type that can be read."""
+    if tensor.shape != shape:
+        raise ValueError(
+            f"{tensor.file}: {name} has the shape {shown(list(tensor.shape))}, the model needs {list(shape)}"
+        )
+    if tensor.type_name not in TYPE_BYTES:
+        raise ValueError(f"{tensor.file}: {name} is of type {tensor.type_name:.60}, not one of {', '.join(TYPE_BYTES)}")
+
+
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors of the model in `folder` by name, from one file, or from several and their index.
 

@@ -1,9 +1,12 @@
-"""The identity of the weights under adapters, which no checkpoint holds and which must be the same on all hosts."""
+"""Comparison of what the hosts read, before the first step: the data, and the weights under adapters.
+
+No checkpoint holds those weights, so each start reads them again.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +19,14 @@ from holmes_runtime.node.published_files.check_adapters import TENSORS_FILE, che
 from holmes_runtime.node.published_files.check_published import check_published
 
 BLOCK_BYTES = 2**20
+
+
+class HostCorpus(NamedTuple):
+    """The corpus that one host read."""
+
+    host: str
+    num_tokens: int
+    digest: str
 
 
 class HostWeights(NamedTuple):
@@ -37,18 +48,27 @@ def common_frozen_weights(config: RunConfig, host: str) -> str:
     """
     mine = HostWeights(host, _identity(config, host), _identity_of_adapters(config, host))
     everyone = all_gather_records(mine)
-    _check_equal(f"weights {config.weights}, which stay frozen,", {each.host: each.identity for each in everyone})
-    _check_equal(f"adapters {config.first_adapters}", {each.host: each.adapters for each in everyone})
+    check_equal(f"weights {config.weights}, which stay frozen, are", ((each.host, each.identity) for each in everyone))
+    check_equal(f"adapters {config.first_adapters} are", ((each.host, each.adapters) for each in everyone))
     return mine.identity
 
 
-def _check_equal(what: str, by_host: Mapping[str, str]) -> None:
-    hosts: dict[str, list[str]] = {}
-    for host in sorted(by_host):
-        hosts.setdefault(by_host[host], []).append(host)
+def check_same_corpus(mine: HostCorpus) -> None:
+    """Compare the corpora of all ranks in the default group. Raise RuntimeError naming the hosts that differ."""
+    everyone = all_gather_records(mine)
+    check_equal(
+        "the data is", ((each.host, f"{each.num_tokens} tokens, digest {each.digest[:32]}") for each in everyone)
+    )
+
+
+def check_equal(what: str, by_host: Iterable[tuple[str, str]]) -> None:
+    """Raise RuntimeError naming the hosts unless all pairs (host, identity) have the same identity."""
+    hosts: dict[str, set[str]] = {}
+    for host, identity in by_host:
+        hosts.setdefault(identity, set()).add(host)
     if len(hosts) > 1:
-        parts = [f"{', '.join(names)}: {identity}" for identity, names in hosts.items()]
-        raise RuntimeError(f"{what} are not the same on every host: {'; '.join(parts)}")
+        parts = [f"{', '.join(sorted(names))}: {identity}" for identity, names in hosts.items()]
+        raise RuntimeError(f"{what} not the same on every host: {'; '.join(parts)}")
 
 
 def _identity(config: RunConfig, host: str) -> str:
