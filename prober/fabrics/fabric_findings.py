@@ -1,4 +1,4 @@
-"""Findings on the clusters of hosts: pins that facts contradict, proofs, and questions that no fact decides."""
+"""Findings on clusters: pins that facts contradict, fabrics that look alike, and hosts that no fact places."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TEXTS = (PIN_CONTRADICTS, FITS_SEVERAL, NO_NETWORK, NOTHING_IN_COMMON, ALIKE, AL
 
 
 def pin_findings(placing: Placing) -> Iterable[Finding]:
-    """Yield a finding for every pinned host whose fabric contradicts that of the main group of its label."""
+    """Yield a finding for every pinned host whose fabric contradicts that of most hosts with its label."""
     fabrics = placing.fabrics
     for label, names in placing.groups:
         if label is None:
@@ -83,7 +83,7 @@ def pin_findings(placing: Placing) -> Iterable[Finding]:
 
 
 def fabric_findings(placing: Placing, answered: Collection[str]) -> Iterable[Finding]:
-    """Yield findings about hosts that hosts.yaml leaves to the probe, and no question about hosts in `answered`."""
+    """Yield findings about hosts that hosts.yaml does not pin, without questions about hosts in `answered`."""
     fabrics = placing.fabrics
     for alike in placing.partition.looked_alike:
         if not set(alike.hosts) <= set(placing.pinned):

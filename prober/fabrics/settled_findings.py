@@ -1,4 +1,4 @@
-"""Findings on clusters that facts left open: the results of RDMA trials, and the questions that remain."""
+"""Findings on clusters that facts leave open: the results of RDMA trials, and the questions that remain."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TEXTS = (ONE, TWO, CONTRADICTORY, NOT_TOLD)
 
 
 def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
-    """One finding each for joined clusters, separate clusters, and what a trial leaves open."""
+    """Yield a finding on each joined cluster, each separation, and each trial that decides nothing."""
     for part in settled.parts:
         if len(part) > 1:
             yield _one(settled, part)
@@ -84,7 +84,7 @@ def _not_told(trial: RdmaVerdict, settled: SettledClusters) -> Finding:
 
 
 def _joining(settled: SettledClusters, part: Part) -> list[RdmaVerdict]:
-    """The trials that work between clusters of the part."""
+    """Return the trials that work between clusters of the part."""
     return [
         trial
         for trial in settled.trials
@@ -95,18 +95,17 @@ def _joining(settled: SettledClusters, part: Part) -> list[RdmaVerdict]:
 
 
 def _same(settled: SettledClusters, trial: RdmaVerdict) -> bool:
-    """Its hosts are one cluster now."""
+    """Return True if its hosts are one cluster now."""
     return settled.part_of(trial.hosts[0]) == settled.part_of(trial.hosts[1])
 
 
 def _doubted(settled: SettledClusters, trial: RdmaVerdict) -> bool:
-    """Other trials contradict it."""
+    """Return True if other trials contradict it."""
     numbers = {settled.at[name] for name in trial.hosts}
     return any(numbers <= part for part in settled.contradictory)
 
 
 def _shown(trials: Iterable[RdmaVerdict]) -> str:
-    """The first few trials."""
-    said = [f"{trial.hosts[0]} and {trial.hosts[1]}: {trial.how}" for trial in trials]
-    more = len(said) - MAX_TRIALS_SHOWN
-    return "; ".join(said[:MAX_TRIALS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    shown = [f"{trial.hosts[0]} and {trial.hosts[1]}: {trial.how}" for trial in trials]
+    more = len(shown) - MAX_TRIALS_SHOWN
+    return "; ".join(shown[:MAX_TRIALS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
