@@ -194,4 +194,4 @@ RULE_OF_ERROR: Mapping[HostErrorKind, str] = {
     "timed out": TRUNCATED.id,
     "too much": TRUNCATED.id,
 }
-"""Nothing is written on a host that is probed, so that there is no rule for "files"."""
+"""Nothing is written on a probed host, so "files" has no rule."""
