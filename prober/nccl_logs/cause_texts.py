@@ -1,4 +1,4 @@
-"""Causes that NCCL's logs can show: one text for each, with the change that helps and the source."""
+"""Causes that NCCL's logs can show, each with its text, remedy and source."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MAX_EVIDENCE = 3
 
 @dataclass(frozen=True)
 class LogFinding:
-    """A cause that the logs show, with its lines. A remark never is the verdict: it may be intended.
+    """A cause that the logs show, with its lines. A remark may be intended, so it never is the verdict.
 
-    `is_open`: it is a fault only if the hosts have hardware that no line shows.
+    With `is_open`, it is a fault only if the hosts have hardware that no line shows.
     """
 
     cause: str
@@ -28,7 +28,7 @@ class LogFinding:
 class CauseText:
     """The text that all findings of one cause share.
 
-    `rule`: the rule of `holmes probe` that checks the hosts for it. `source`: where the reading of the message is from.
+    `rule` is the rule of `holmes probe` that checks the hosts for it. `source` explains the message.
     """
 
     id: str
@@ -39,7 +39,7 @@ class CauseText:
     is_remark: bool = False
 
     def finding(self, *lines: Evidence | None, detail: str = "", remedy: str = "") -> LogFinding:
-        """The finding with its lines; `detail` follows the sentence, `remedy` goes before the usual one."""
+        """Return the finding with its lines. `detail` is added to the sentence, and `remedy` precedes the usual one."""
         return LogFinding(
             cause=self.id,
             says=f"{self.says}{detail}",
@@ -50,7 +50,7 @@ class CauseText:
 
 
 def checked_by(rule: str | None) -> str:
-    """Return the sentence that ends a remedy where a rule of `holmes probe` checks hosts for the cause."""
+    """Return the last sentence of a remedy if a rule of `holmes probe` checks hosts for the cause."""
     return f" `holmes probe` checks the hosts for it: {rule}." if rule else ""
 
 
