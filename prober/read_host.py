@@ -186,10 +186,10 @@ def _known_nics(
     notes: HostNotes,
 ) -> tuple[Nic, ...]:
     """The NICs, with those told that the verbs library cannot open, and those that manage NVSwitches."""
-    openable = verbs_library.with_unopenable_told(found, outputs, notes.access.container is not None)
+    openable = verbs_library.with_unopenable_marked(found, outputs, notes.access.container is not None)
     marked_pci = {address for address, device in pci.items() if device.manages_switches}
     gpu_names = [gpu.name for gpu in known_gpus if gpu.name]
-    return nvlink_bridge.with_bridges_told(openable, gpu_names, nvlink_bridge.marked_devices(outputs), marked_pci)
+    return nvlink_bridge.with_bridges_marked(openable, gpu_names, nvlink_bridge.marked_devices(outputs), marked_pci)
 
 
 def _gpu_count(outputs: Sequence[Recorded], tree: Tree, found: int) -> int | None:
