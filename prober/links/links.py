@@ -1,39 +1,58 @@
-"""Measure latency and bandwidth between chosen pairs of hosts, in clusters and between them, trunks and uplinks."""
+"""Measuring latency and bandwidth between pairs of hosts, and the bandwidth of trunks and uplinks."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from itertools import chain
 
 from holmes_core.errors import HostError
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.records.link import DIRECTIONS, Link, Trunk
 from prober.links.link_pairs import Pair, choose_pairs, into_rounds
 from prober.links.link_session import LinkProblem, LinkSession
-from prober.links.pair_test import USUAL_LIMITS, LinkLimits, PairTest, Sessions, link_finding
+from prober.links.pair_test import PING_S, USUAL_LIMITS, LinkLimits, PairTest, Sessions, link_finding
 from prober.links.path_mtu import path_mtu_findings
 from prober.links.trunk_rate import alone_links, trunk_pairs, uplink_pairs
-from prober.links.trunk_test import measure_trunk
+from prober.links.trunk_test import MORE_SECONDS, measure_trunk
 from prober.links.tunnel_test import measure_in_tunnel
 from prober.rules.reported_rules import RULE_OF_ERROR
 
 MAX_AT_ONCE = 64
+TEST_START_S = 1.0  # to start a test and wait for its end, measured on the bed
 
 Progress = Callable[[str, str], None]
 
 
+def estimate_s(inventory: Inventory, limits: LinkLimits = USUAL_LIMITS) -> float:
+    """Return about how many seconds `measure_links` takes, or 0 if no two hosts share a network.
+
+    Pairs of a round are measured at once, each in both directions. Then all pairs between two clusters send together,
+    and with more than two clusters, all pairs of one.
+    """
+    pairs = [pair for pair in choose_pairs(inventory, limits.pairs) if not pair.rdma_only]
+    way_s = PING_S + len(limits.streams) * (limits.seconds + TEST_START_S)
+    between = [pair.clusters for pair in pairs if pair.kind == "between"]
+    uplinks = {cluster for cluster, count in Counter(chain(*set(between))).items() if count > 1}
+    shared = {*between, *((cluster,) for cluster in uplinks)}
+    trunk_s = len(DIRECTIONS) * (MORE_SECONDS * limits.seconds + TEST_START_S)
+    tunnels = 2 if inventory.encrypts else 1
+    return len(into_rounds(pairs)) * len(DIRECTIONS) * way_s * tunnels + len(shared) * trunk_s
+
+
 @dataclass
 class LinkResults:
-    """The results of the tests: figures, and a finding for each test that gave none."""
+    """The measured links and trunks, and a finding for each test that gave no figure."""
 
     links: list[Link] = field(default_factory=list)
     trunks: list[Trunk] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
     def add(self, measured: Iterable[Link | Finding]) -> None:
-        """Add figures and findings."""
+        """Add links and findings."""
         for each in measured:
             if isinstance(each, Link):
                 self.links.append(each)
@@ -42,11 +61,11 @@ class LinkResults:
 
 
 def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits = USUAL_LIMITS) -> LinkResults:
-    """Measure a few pairs of hosts of every cluster and every two clusters, then trunks and uplinks.
+    """Measure a few pairs of hosts in every cluster and between every two clusters, then trunks and uplinks.
 
-    No host is in two tests at a time. Where hosts.yaml asks for encryption between clusters, their pairs are measured
-    in a tunnel too, right after. `progress("a1 - b1", state)` is called as each pair or trunk is done. Nothing is
-    written on the hosts, and what runs there ends with this call or, at the latest, soon after this process.
+    No host is in two tests at a time. If hosts.yaml requires encryption between clusters, each pair between clusters is
+    measured in a tunnel as well. `progress("a1 - b1", state)` is called after each pair or trunk. Nothing is written on
+    the hosts, and the programs there end with this call or, at the latest, soon after this process.
     """
     measured = LinkResults()
     pairs = choose_pairs(inventory, limits.pairs)
@@ -75,7 +94,7 @@ def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits =
 def _open_sessions(
     inventory: Inventory, pairs: Sequence[Pair], pool: ThreadPoolExecutor, stack: contextlib.ExitStack, to: LinkResults
 ) -> dict[str, LinkSession]:
-    """A session on every host of `pairs` that lets us in; the others get a finding. `stack` closes them."""
+    """Open a session on every host of `pairs`, or add a finding if that fails. `stack` closes the sessions."""
     names = dict.fromkeys(host for pair in pairs for host in pair.hosts)
     sessions = {}
     for opened in pool.map(_open_session, (inventory.host(name) for name in names)):
@@ -97,10 +116,10 @@ def _open_session(host: Host) -> LinkSession | Finding:
 
 
 def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: LinkLimits) -> LinkResults:
-    """Run every test of one pair, one after the other, in both directions; none if a host has no session.
+    """Run all tests of one pair in turn, in both directions. Run none if a host has no session.
 
-    Where a tunnel's hub is to help, hosts may be behind NAT, and only the tunnel counts. It need not reach from one to
-    the other of two hosts that are no hub.
+    With a tunnel's hub, hosts may be behind NAT, so only the tunnel is measured. Two hosts other than the hub need not
+    reach one another through it.
     """
     result, hub = LinkResults(), inventory.security.tunnel_hub
     if not all(host in sessions for host in pair.hosts):
