@@ -1,4 +1,4 @@
-"""Differences between the hosts of one cluster, and between two inventories of the same hosts. Pure."""
+"""Differences between the hosts of one cluster, and between two inventories of the same hosts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.units import format_memory, format_rate
 
-SAME_RATE = 1.2  # times: figures of one link differ by a tenth from one test to the next
+SAME_RATE = 1.2  # times: figures of one link vary by a tenth between tests
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact that is not the same everywhere: each value and the hosts that have it."""
+    """One fact that differs, with each value and the hosts that have it."""
 
     subject: str  # a cluster, or a host
     fact: str
@@ -41,12 +41,8 @@ def _netdevs(host: Host) -> str | None:
     return ", ".join(f"{n.name} {format_rate(n.speed_bytes_per_s)} MTU {n.mtu}" for n in used) or None
 
 
-def _reachable(host: Host) -> str | None:
-    return "yes" if host.reachable else "no"
-
-
 FACTS: Mapping[str, Callable[[Host], str | None]] = {
-    "reachable": _reachable,
+    "reachable": lambda host: "yes" if host.reachable else "no",
     "GPUs": _gpus,
     "GPU driver": lambda host: host.gpu_driver_version,
     "usable RDMA ports (Gbit/s)": _ports,
@@ -62,7 +58,7 @@ FACTS: Mapping[str, Callable[[Host], str | None]] = {
 
 
 def peer_differences(inventory: Inventory) -> tuple[Difference, ...]:
-    """Facts in which the hosts of a cluster differ; a fact not known on a host counts as a value of its own."""
+    """Return the facts that differ between hosts of a cluster. Not known counts as a separate value."""
     found = []
     for cluster in inventory.clusters:
         hosts = [inventory.host(name) for name in cluster.hosts]
@@ -74,7 +70,7 @@ def peer_differences(inventory: Inventory) -> tuple[Difference, ...]:
 
 
 def changes(older: Inventory, newer: Inventory) -> tuple[Difference, ...]:
-    """Facts of hosts that changed from `older` to `newer`, and hosts or clusters that came or went."""
+    """Return the facts of hosts that changed from `older` to `newer`, and hosts and clusters that came or went."""
     found = []
     before, after = {host.name: host for host in older.hosts}, {host.name: host for host in newer.hosts}
     for name in dict.fromkeys((*before, *after)):
@@ -96,7 +92,7 @@ def changes(older: Inventory, newer: Inventory) -> tuple[Difference, ...]:
 
 
 Rates = Mapping[tuple[str, str], float]
-"""Bytes/s of payload by the ends of a wire and its network or method."""
+"""Bytes per second of payload by the ends of a wire and its network or method."""
 
 
 def _wire(inventory: Inventory) -> Rates:
@@ -115,7 +111,7 @@ def _wire(inventory: Inventory) -> Rates:
 
 
 def _changed_wire(older: Rates, newer: Rates) -> Iterator[Difference]:
-    """Links and trunks that came, went, or whose rate is another by more than two tests of one link may differ."""
+    """Yield links and trunks that came, went, or changed their rate by more than two tests of one link vary."""
     for key in dict.fromkeys((*older, *newer)):
         rates = older.get(key), newer.get(key)
         known = [rate for rate in rates if rate is not None]
@@ -125,7 +121,7 @@ def _changed_wire(older: Rates, newer: Rates) -> Iterator[Difference]:
 
 
 def _cluster(inventory: Inventory, host: str) -> str | None:
-    """The other hosts of the host's cluster: its name may change though its members do not."""
+    """Return the members of the host's cluster, because its name may change although they do not."""
     for cluster in inventory.clusters:
         if host in cluster.hosts:
             return ", ".join(cluster.hosts)

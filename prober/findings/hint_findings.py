@@ -1,4 +1,4 @@
-"""Findings where a scheduler's labels, given as hints in hosts.yaml, contradict the facts. Clusters ignore hints."""
+"""Findings on hints in hosts.yaml, such as a scheduler's labels, that contradict the facts. Clusters ignore hints."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def hint_findings(hosts: Sequence[Host], clusters: Sequence[Cluster]) -> Iterato
 
 
 def _split_switches(hosts: Mapping[str, Host], clusters: Sequence[Cluster]) -> Iterator[Finding]:
-    """By the nearest switch alone: one further up may well join several fabrics."""
+    """Yield switches with hosts in several clusters. Only the nearest switch counts: others may join fabrics."""
     found: dict[str, dict[str, list[str]]] = {}
     for cluster in clusters:
         for name in cluster.hosts:
@@ -85,7 +85,7 @@ def _other_fabrics(cluster: Cluster, members: Sequence[Host]) -> Iterator[Findin
 
 
 def _without_switch(cluster: Cluster, members: Sequence[Host]) -> Iterator[Finding]:
-    """One level alone is a leaf, and hosts of one fabric hang on many."""
+    """Yield a cluster without a common switch. A single level is a leaf, and one fabric has many."""
     labelled = {host.name: host.hints.network for host in members if len(host.hints.network) > 1}
     sets: UnionFind[str] = UnionFind(labelled)
     first_on: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Trunks that hosts.yaml states, among the clusters that were found, and against what was measured. Pure."""
+"""Trunks that hosts.yaml states, checked against the clusters and the measured trunks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOW_SHARE = 0.80  # of a stated line rate; headers take a twentieth of it
 def find_stated_trunks(
     stated: Iterable[StatedTrunk], clusters: Sequence[Cluster]
 ) -> tuple[tuple[Trunk, ...], tuple[Finding, ...]]:
-    """Return trunks and uplinks of known clusters, in the clusters' order, and a finding for each other one."""
+    """Return the trunks and uplinks of known clusters, and a finding on each other one."""
     names = [cluster.name for cluster in clusters]
     trunks, findings = [], []
     for trunk in stated:
@@ -30,7 +30,7 @@ def find_stated_trunks(
 
 
 def with_measured(inventory: Inventory, measured: Iterable[Trunk]) -> Inventory:
-    """The inventory with measured trunks where none is stated, and a finding where one is far below the stated."""
+    """Return the inventory with measured trunks that are not stated, and findings on those far below a stated rate."""
     stated = {frozenset(trunk.clusters): trunk for trunk in inventory.trunks}
     trunks, findings = list(inventory.trunks), list(inventory.findings)
     for trunk in measured:

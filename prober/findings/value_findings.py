@@ -1,4 +1,4 @@
-"""Findings on impossible answers: values out of bounds, digits of other scripts, lines of several hosts at once."""
+"""Findings on impossible answers: values out of bounds, digits of other scripts, and mixed lines of several hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 6  # of many values
 
 
 def value_findings(host: Host, outputs: Sequence[Recorded]) -> list[Finding]:
-    """One finding about all values of the host that cannot be, and one for each output that mixes hosts."""
+    """Return one finding on all impossible values of the host, and one on each output that mixes hosts."""
     shown = [f"{each.source}: {each.subject} has {each.fact} {each.value!r}" for each in host.impossible]
     shown += [
         f"{output.tool}: {line[:60]!r} has digits that are not 0 to 9"

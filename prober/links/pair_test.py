@@ -164,7 +164,7 @@ class PairTest:
         return self.sessions[self.receiver.host]
 
     def _both(self, command: str, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the sender's answer to `command` and the pending one of the receiver. The sender's fault comes first."""
+        """Return the sender's answer to `command` and the receiver's pending one. The sender's fault comes first."""
         fault = None
         sent: dict[str, Any] = {}
         try:

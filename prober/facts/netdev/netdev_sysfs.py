@@ -29,7 +29,7 @@ _IFF_UP = 1
 
 
 def parse_netdev_sysfs(tree: Tree) -> tuple[PartialNetdev, ...]:
-    """The netdevs in the tree."""
+    """Return the netdevs in the tree."""
     names = [match.group(1) for match, _ in tree.matching(rf"{_ROOT}/([^/]+)/.+")]
     names += [path.rpartition("/")[2] for path in tree.links if re.fullmatch(rf"{_ROOT}/[^/]+", path)]
     names += [match.group(1) for match, _ in tree.matching(r"/proc/net/bonding/([^/]+)")]
@@ -90,7 +90,7 @@ def _kind(tree: Tree, name: str, link: str, link_type: int | None) -> NetdevKind
 
 
 def _ecn_priorities(tree: Tree, name: str) -> tuple[int, ...] | None:
-    """Priorities for which the card both marks (notification point) and slows down (reaction point)."""
+    """Return the priorities for which the card both marks (notification point) and slows down (reaction point)."""
     root = re.escape(f"{_ROOT}/{name}/ecn")
     known = {(match[1], int(match[2])): value for match, value in tree.matching(rf"{root}/(roce_[nr]p)/enable/([0-7])")}
     if not known:
@@ -99,14 +99,14 @@ def _ecn_priorities(tree: Tree, name: str) -> tuple[int, ...] | None:
 
 
 def _conf(tree: Tree, name: str, key: str) -> int | None:
-    """The kernel takes the larger of the interface's value and that of `all`."""
+    """Return the effective value, which is the larger of the interface's and that of `all`."""
     values = [whole_number(tree.value(f"{_CONF}/{folder}/{key}")) for folder in (name, "all")]
     known = [value for value in values if value is not None]
     return max(known) if values[0] is not None else None
 
 
 def _slaves(tree: Tree, name: str, listed: str | None) -> tuple[BondSlave, ...] | None:
-    """Slaves with their MII status, in the order of /proc/net/bonding; without it, the names sysfs lists."""
+    """Return the slaves with their MII status from /proc/net/bonding, or else the names in sysfs."""
     slaves: list[BondSlave] = []
     for line in tree.values.get(f"/proc/net/bonding/{name}", []):
         key, _, value = (part.strip() for part in line.partition(":"))
