@@ -103,8 +103,9 @@ class SettledClusters:
         """Yield pairs of parts that a finding asks about, and that neither facts nor trials join or separate."""
         asked = {self.at[name] for name in self.placing.asked}
         apart = {frozenset(map(self.part_of, trial.hosts)) for trial in self.apart}
-        with_rails = [part for part in self.parts if self._has_rails(part)]
-        for one, other in itertools.combinations(with_rails, 2):
+        fabrics = {part: self.placing.fabrics[self.hosts_of(part)[0]] for part in self.parts}
+        testable = [part for part in self.parts if fabrics[part].kind in ("InfiniBand", "RoCE")]
+        for one, other in itertools.combinations(testable, 2):
             if asked & (one | other) and frozenset((one, other)) not in apart and self._looks_like_one(one, other):
                 yield one, other
 
@@ -137,17 +138,12 @@ class SettledClusters:
         fabrics = [self.placing.fabrics[name] for name in self.hosts_of(part)]
         return len(labels) < 2 and not torn and len({each.transport for each in fabrics}) == 1 and agree(fabrics)
 
-    def _has_rails(self, part: Part) -> bool:
-        """Return True for InfiniBand or RoCE rails, which trials can test."""
-        return self.placing.fabrics[self.placing.groups[min(part)][1][0]].kind in ("InfiniBand", "RoCE")
-
     def _looks_like_one(self, one: Part, other: Part) -> bool:
         """Return True if the two may be one, and the IPoIB networks of InfiniBand do not set them apart."""
-        first, second = (self.placing.groups[min(part)][1][0] for part in (one, other))
-        fabrics = self.placing.fabrics
-        if fabrics[first].transport != fabrics[second].transport or not self._may_be_one(one | other):
+        first, second = (self.placing.fabrics[self.hosts_of(part)[0]] for part in (one, other))
+        if first.transport != second.transport or not self._may_be_one(one | other):
             return False
-        return fabrics[first].kind == "RoCE" or fit(fabrics[first], fabrics[second])
+        return first.kind == "RoCE" or fit(first, second)
 
 
 def settle(placing: Placing, trials: Collection[RdmaVerdict]) -> SettledClusters:
@@ -165,17 +161,13 @@ def next_pairs(settled: SettledClusters) -> tuple[Pair, ...]:
     tried = {frozenset(map(settled.part_of, trial.hosts)) for trial in settled.trials}
     taken: set[str] = set()
     chosen: list[Pair] = []
-    for pair in (*_controls(settled), *_questions(settled, tried)):
+    untried = (parts for parts in settled.open_pairs() if frozenset(parts) not in tried)
+    questions = ((_speaker(settled, one), _speaker(settled, other)) for one, other in untried)
+    for pair in (*_controls(settled), *questions):
         if taken.isdisjoint(pair):
             taken.update(pair)
             chosen.append(pair)
     return tuple(chosen)
-
-
-def _questions(settled: SettledClusters, tried: Collection[frozenset[Part]]) -> Iterator[Pair]:
-    for one, other in settled.open_pairs():
-        if frozenset((one, other)) not in tried:
-            yield _speaker(settled, one), _speaker(settled, other)
 
 
 def _speaker(settled: SettledClusters, part: Part) -> str:

@@ -52,7 +52,8 @@ def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
     """Yield a finding on each joined cluster, each separation, and each trial that decides nothing."""
     for part in settled.parts:
         if len(part) > 1:
-            yield _one(settled, part)
+            seen = f"RDMA works between hosts that facts left apart: {_shown(_joining(settled, part))}"
+            yield ONE.finding(settled.hosts_of(part), seen)
     for trial in settled.apart:
         if not _same(settled, trial) and not _doubted(settled, trial):
             seen = f"RDMA fails both ways, and each works with another host: {_shown([trial])}"
@@ -63,11 +64,6 @@ def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
     for trial in settled.trials:
         if trial.verdict != "works" and trial.hosts not in decided and not _same(settled, trial):
             yield _not_told(trial, settled)
-
-
-def _one(settled: SettledClusters, part: Part) -> Finding:
-    seen = f"RDMA works between hosts that facts left apart: {_shown(_joining(settled, part))}"
-    return ONE.finding(settled.hosts_of(part), seen)
 
 
 def _contradictory(settled: SettledClusters, part: Part) -> Finding:

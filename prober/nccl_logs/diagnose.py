@@ -54,21 +54,15 @@ def diagnose(facts: LogFacts) -> Diagnosis:
     rest = tuple(also.values())
     if verdict:
         return Diagnosis(run, verdict.cause, verdict.says, verdict.remedy, verdict.evidence, rest, "", verdict.is_open)
-    if reason := _no_verdict(facts, run):
-        says, needed, line = reason
-        return Diagnosis(run, None, says, "", (line,) if line else (), rest, needed)
-    line = evidence_of_network(facts)
-    if facts.left_out or any(size.skipped for size in facts.files.values()):
-        says = "Nothing wrong is in what was read, and the logs are too large to be read to their ends"
-        needed = "pass the logs of some hosts only, of a run with fewer subsystems in NCCL_DEBUG_SUBSYS"
-        return Diagnosis(run, None, says, "", (line,) if line else (), rest, needed)
-    return Diagnosis(run, SOUND, "nothing wrong found", "", (line,) if line else (), rest, "")
+    reason = _no_verdict(facts, run)
+    says, needed, line = reason or ("nothing wrong found", "", evidence_of_network(facts))
+    return Diagnosis(run, None if reason else SOUND, says, "", (line,) if line else (), rest, needed)
 
 
 def _no_verdict(facts: LogFacts, run: RunFacts) -> tuple[str, str, Evidence | None] | None:
     """Return the reason for no verdict, what would allow one, and the line. Return None for a sound run."""
     whole = f"run again with {WHOLE_LOG} on all ranks, and pass the logs of all hosts"
-    return _failed(facts, whole) or _unfinished(facts, whole) or _unexplained(facts, run, whole)
+    return _failed(facts, whole) or _unfinished(facts, whole) or _unexplained(facts, run, whole) or _unread(facts)
 
 
 def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | None:
@@ -120,4 +114,13 @@ def _unexplained(facts: LogFacts, run: RunFacts, whole: str) -> tuple[str, str, 
         return says, needed, evidence_of_network(facts)
     if run.network is None and run.gdr is not True:
         return "The logs have no line of the network that NCCL chose", whole, None
+    return None
+
+
+def _unread(facts: LogFacts) -> tuple[str, str, Evidence | None] | None:
+    """Return the reason if the logs are too large."""
+    if facts.left_out or any(size.skipped for size in facts.files.values()):
+        says = "Nothing wrong is in what was read, and the logs are too large to be read to their ends"
+        needed = "pass the logs of some hosts only, of a run with fewer subsystems in NCCL_DEBUG_SUBSYS"
+        return says, needed, evidence_of_network(facts)
     return None

@@ -136,10 +136,6 @@ def _keep_devices(facts: LogFacts, process: NcclProcess, message: NcclMessage, m
         _put(facts, process.out_of_band, name, address, name, address)
 
 
-def _keep_network(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
-    _put_line(facts, process.networks, match[1].strip(), message)
-
-
 def _keep_setting(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     setting = LoggedVariable(match[2].strip().removesuffix("."), message.evidence)
     _put(facts, process.settings, match[1], setting, match[0], message.evidence.text)
@@ -256,14 +252,6 @@ def _keep_channels(facts: LogFacts, process: NcclProcess, message: NcclMessage, 
         communicator.channels, communicator.channels_line = int(match[1][:6]), message.evidence
 
 
-def _keep_hca(facts: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
-    _put(facts, process.gdr_of_hcas, match[2], match[1].lower() == "enabled", match[2])
-
-
-def _keep_gdr_pair(facts: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
-    _put(facts, process.gdr_of_pairs, (match[2], match[3]), match[1] == "Enabled", match[0])
-
-
 def _keep_efa_name(facts: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
     if match[1] not in {device.name for device in process.devices} and facts.has_room(match[1]):
         process.devices = (*process.devices, RdmaDevice(len(process.devices), match[1], "EFA"))[:MAX_NAMES]
@@ -273,7 +261,11 @@ _READERS = (
     Reader("ootstrap", re.compile(r"Bootstrap ?: Using ?(.*)"), _keep_bootstrap),
     Reader(" : Using", re.compile(r"NET/(?!\w*IB\w* )(\w+) : Using (.*<\d+>.*)"), _keep_sockets),
     Reader("NET/", re.compile(r"NET/(?:IB|gIB)\w* : Using(.*)"), _keep_devices),
-    Reader("Using network", re.compile(r"Using network (.+)"), _keep_network),
+    Reader(
+        "Using network",
+        re.compile(r"Using network (.+)"),
+        lambda facts, process, message, match: _put_line(facts, process.networks, match[1].strip(), message),
+    ),
     Reader("set by environment to", re.compile(r"\b(NCCL_\w+) set by environment to (.*)"), _keep_setting),
     Reader("NCCL_", re.compile(r"^(NCCL_(?:IB_HCA|SOCKET_IFNAME)) set to (.*)"), _keep_setting),
     Reader("version", re.compile(r"(?:NCCL|RCCL) version v?(\d+\.\d+(?:\.\d+)?)"), _keep_version),
@@ -289,12 +281,16 @@ _READERS = (
     Reader(
         "for HCA",
         re.compile(r"GPU Direct RDMA (?:\(.*?\) )?([eE]nabled|[dD]isabled) for HCA \d+ '([\w.-]+)"),
-        _keep_hca,
+        lambda facts, process, _, match: _put(
+            facts, process.gdr_of_hcas, match[2], match[1].lower() == "enabled", match[2]
+        ),
     ),
     Reader(
         "for GPU",
         re.compile(r"GPU Direct RDMA (Enabled|Disabled) for GPU (\w+) / HCA (\w+) \(distance"),
-        _keep_gdr_pair,
+        lambda facts, process, _, match: _put(
+            facts, process.gdr_of_pairs, (match[2], match[3]), match[1] == "Enabled", match[0]
+        ),
     ),
     Reader("GUID of", re.compile(r"NET/OFI GUID of ([\w.-]+):"), _keep_efa_name),
 )

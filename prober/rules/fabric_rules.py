@@ -143,7 +143,7 @@ PEER_RULES = (
         "different versions may be incompatible; hosts with another name for the plugin's network are another cluster",
         "one version of aws-ofi-nccl and libfabric on all hosts",
         "aws/aws-ofi-nccl, RELEASENOTES",
-        "job",
         lambda hosts: differing(hosts, "aws-ofi-nccl", _plugin_version),
+        scope="job",
     ),
 )

@@ -279,8 +279,8 @@ PEER_RULES = (
         "hosts behave differently",
         "one driver version",
         FIELD,
-        "job",
         lambda hosts: differing(hosts, "GPU driver", lambda host: host.gpu_driver_version),
+        scope="job",
     ),
     PeerRule(
         "GPU-COUNT-DIFFERS",
@@ -289,7 +289,6 @@ PEER_RULES = (
         "a GPU disappeared without a trace; the plan uses the remaining ones",
         _LOST,
         "NVIDIA GPU debug guidelines; Azure/azurehpc-health-checks (expected counts by machine)",
-        "cluster",
         _fewer_gpus,
     ),
     PeerRule(
@@ -299,7 +298,6 @@ PEER_RULES = (
         "the plan gives each model its own share of the work",
         "nothing, unless one model was ordered",
         "docs/planning.md of this project",
-        "cluster",
         lambda hosts: differing(hosts, "GPU", lambda host: distinct(gpu.name or None for gpu in host.gpus)),
     ),
 )

@@ -250,7 +250,6 @@ PEER_RULES = (
         "ranks that choose different algorithms or transports hang, or all run at the pace of the slowest",
         "set the same NCCL variables on all hosts: see the environment, /etc/nccl.conf and ~/.nccl.conf",
         "NCCL user guide, environment variables (nccl.conf); " + FIELD,
-        "cluster",
         lambda hosts: differing(hosts, "NCCL variables", _shared_settings),
     ),
     PeerRule(
@@ -260,7 +259,6 @@ PEER_RULES = (
         "CPUs or a memory module are missing or switched off; its data loaders and checkpoints are slower",
         "look at the event log of its management controller, at `lscpu` (Hyper-Threading) and `dmidecode -t memory`",
         "lscpu(1), dmidecode(8); " + FIELD,
-        "cluster",
         _smaller,
     ),
     PeerRule(
@@ -270,8 +268,8 @@ PEER_RULES = (
         "ranks of one job may not understand each other's messages",
         "one torch on all hosts",
         FIELD,
-        "job",
         lambda hosts: differing(hosts, "torch", lambda host: _release(host.software.torch)),
+        scope="job",
     ),
     PeerRule(
         "HOST-OS-LIB",
@@ -280,8 +278,8 @@ PEER_RULES = (
         "uneven speed, and faults on some hosts only",
         "one Python and torch on all hosts",
         FIELD,
-        "job",
         _builds_differ,
+        scope="job",
     ),
     PeerRule(
         "HOST-NCCL-VERSION",
@@ -290,8 +288,8 @@ PEER_RULES = (
         "NCCL ends with `Mismatched NCCL version detected` when the first group is made",
         "install the same torch (which includes NCCL) on all hosts; look for another libnccl in LD_LIBRARY_PATH",
         "NCCL, src/init.cc (initTransportsRank)",
-        "job",
         lambda hosts: _nccl_differs([host for host in hosts if host.gpus]),
+        scope="job",
     ),
     PeerRule(
         "HOST-NCCL-VERSION",
@@ -300,7 +298,7 @@ PEER_RULES = (
         "with GPUs NCCL would refuse to start",
         "one torch on all hosts",
         "NCCL, src/init.cc (initTransportsRank)",
-        "job",
         lambda hosts: () if any(host.gpus for host in hosts) else _nccl_differs(hosts),
+        scope="job",
     ),
 )

@@ -201,7 +201,6 @@ PEER_RULES = (
         "traffic between clusters, to storage and to the controller is slower on this host",
         "`ethtool NETDEV`: cable, switch port and autonegotiation",
         "ethtool(8); " + FIELD,
-        "cluster",
         lambda hosts: below(hosts, "front end", _front_end_rate, format_rate),
     ),
     PeerRule(
@@ -211,7 +210,6 @@ PEER_RULES = (
         "large packets may be lost if path MTU discovery is filtered: connections hang after they open",
         "set the same MTU on all hosts' netdevs and on the switch",
         "Linux, Documentation/networking/ip-sysctl.rst (ip_no_pmtu_disc)",
-        "cluster",
         lambda hosts: differing(hosts, "MTU of the front end", _front_end_mtu),
     ),
     PeerRule(
@@ -221,7 +219,6 @@ PEER_RULES = (
         "packets to some peers go through a gateway, or nowhere",
         "give all addresses of a network the same mask",
         "Linux, ip-route(8) (the longest prefix wins)",
-        "cluster",
         _masks,
     ),
     PeerRule(
@@ -231,7 +228,6 @@ PEER_RULES = (
         "taken to be one fabric; sockets over IPoIB would not connect",
         "give one interface of each host an address in one network; if it is two fabrics, pin `cluster:` in hosts.yaml",
         "Linux, Documentation/infiniband/ipoib.rst; " + FIELD,
-        "cluster",
         _ipoib_differs,
     ),
     PeerRule(
@@ -241,7 +237,6 @@ PEER_RULES = (
         "packets for one of the two reach the other",
         "correct one of the addresses; `arping -D -I NETDEV ADDRESS` shows if another host answers for it",
         "RFC 5227, IPv4 address conflict detection; iputils, arping(8)",
-        "cluster",
         _addresses_twice,
     ),
 )

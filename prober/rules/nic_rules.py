@@ -307,7 +307,6 @@ PEER_RULES = (
         "uneven speed, rare hangs",
         "update to one version (`mlxfwmanager`, or the vendor's tool)",
         "scitix/sichek, HCA firmware check; " + FIELD,
-        "cluster",
         _firmware_differs,
     ),
     PeerRule(
@@ -317,7 +316,6 @@ PEER_RULES = (
         "hosts behave differently",
         "align OFED and kernel",
         "scitix/sichek; " + FIELD,
-        "cluster",
         _drivers_differ,
     ),
     PeerRule(
@@ -328,7 +326,6 @@ PEER_RULES = (
         "nothing with Holmes, which writes a list for each host; by hand, a list for each host too; "
         "`rails:` in hosts.yaml keeps their number equal",
         "NVIDIA/nccl#1277 and #2428",
-        "cluster",
         lambda hosts: differing(hosts, "usable ports", _usable_ports),
     ),
 )

@@ -230,7 +230,6 @@ PEER_RULES = (
         "`journalctl -u nvidia-fabricmanager`, then `systemctl restart nvidia-fabricmanager`: its version must be the "
         "driver's",
         "NVIDIA fabric manager user guide",
-        "cluster",
         _no_fabric_manager,
     ),
     PeerRule(
@@ -240,7 +239,6 @@ PEER_RULES = (
         "NCCL uses PCI Express or the NICs on this host, and all others wait for it",
         "reset all GPUs of the board (`nvidia-smi -r`), restart nvidia-fabricmanager; drain the host",
         "nvidia-smi(1), nvlink; NVIDIA fabric manager user guide",
-        "cluster",
         _nvlinks_below_peers,
     ),
 )

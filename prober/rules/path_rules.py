@@ -114,7 +114,6 @@ PEER_RULES = (
         "swap the rails' cables or addresses, so that GPU i has the same rail everywhere; the order in NCCL_IB_HCA has "
         "no effect; if other ports are the rails, name them by `rails:` in hosts.yaml",
         "NVIDIA/nccl#1277; NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC)",
-        "cluster",
         _rails_crossed,
     ),
 )

@@ -264,7 +264,6 @@ PEER_RULES = (
         "less bandwidth to the device, and all ranks wait for it",
         _RESEAT,
         "scitix/sichek; " + FIELD,
-        "cluster",
         _narrower_than_peers,
     ),
 )

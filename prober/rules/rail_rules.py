@@ -191,7 +191,6 @@ PEER_RULES = (
         "or, where another index has a full member's key, set NCCL_IB_PKEY to that index in `launch.environment` of "
         "job.yaml",
         "opensm, doc/partition-config.txt; NCCL, src/transport/net_ib (NCCL_IB_PKEY, 0 by default)",
-        "cluster",
         _partitions_apart,
     ),
     PeerRule(
@@ -201,7 +200,6 @@ PEER_RULES = (
         "left alone, NCCL uses index 0 and ends with error 12, retries exceeded",
         "nothing with Holmes, which sets NCCL_IB_PKEY to the index on each host",
         "opensm, doc/partition-config.txt; NCCL, src/transport/net_ib (NCCL_IB_PKEY, 0 by default)",
-        "cluster",
         _other_partition,
     ),
     PeerRule(
@@ -212,11 +210,11 @@ PEER_RULES = (
         "bring its ports up: cable, optic, switch port; if others are its rails, name them by `rails:` in hosts.yaml; "
         "or leave the host out",
         "NCCL, src/transport/net_ib/init.cc; " + FIELD,
-        "job",
         lambda hosts: (
             ((name,), f"{', '.join(ports)}: all are down; other hosts have rails of this card model")
             for name, ports in _lost_all(hosts).items()
         ),
+        scope="job",
     ),
     PeerRule(
         "NIC-PORT-DOWN",
@@ -226,8 +224,8 @@ PEER_RULES = (
         "if this host is to use RDMA, bring the ports up; ports that are none of its rails leave out of `rails:` in "
         "hosts.yaml",
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
-        "job",
         _no_port_up,
+        scope="job",
     ),
     PeerRule(
         "NIC-COUNT-DIFFERS",
@@ -237,8 +235,8 @@ PEER_RULES = (
         "`lspci -d 15b3:` (by vendor) and `lsmod | grep ib_core`: the cards or their driver are gone, or a container "
         "was not given the devices",
         "NVIDIA/NVSentinel, NIC health monitor; " + FIELD,
-        "job",
         _no_card,
+        scope="job",
     ),
     PeerRule(
         "NIC-PKEY",
@@ -247,8 +245,8 @@ PEER_RULES = (
         "they become separate clusters, and reach each other by sockets",
         "if it is to be one cluster, have the fabric's owner put the ports into one partition",
         "opensm, doc/partition-config.txt",
-        "job",
         _partitions_of_their_own,
+        scope="job",
     ),
     PeerRule(
         "TOPO-RAIL-SWAPPED",
@@ -258,7 +256,6 @@ PEER_RULES = (
         "network meet, and NCCL may still pair rails by number",
         "swap the cables or the addresses; if the numbers are wrong, name the ports with `rails:` in hosts.yaml",
         "NVIDIA DGX SuperPOD reference architecture, network fabrics (rail-aligned groups of nodes); " + FIELD,
-        "cluster",
         _swapped,
     ),
 )

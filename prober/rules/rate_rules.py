@@ -242,7 +242,6 @@ PEER_RULES = (
         "similar links behave differently: one without it loses packets that others repair",
         "the same FEC at all ports and switches: `mlxlink -d DEVICE --fec AU` lets both ends agree",
         "NVIDIA MFT documentation, mlxlink (--fec)",
-        "cluster",
         lambda hosts: differing(
             hosts, "error correction of the rails", lambda host: distinct(nic.fec for nic in rails_of(host))
         ),
@@ -254,7 +253,6 @@ PEER_RULES = (
         "a ring is as fast as its slowest host",
         _SLOW_REMEDY,
         "NCCL user guide, networking troubleshooting (no unexpected downshift)",
-        "cluster",
         _rails_below_peers,
     ),
     PeerRule(
@@ -265,7 +263,6 @@ PEER_RULES = (
         "`lspci -d 15b3:` (by vendor) and the kernel log there: a card may have fallen off the bus; where a "
         "port is left out that should be a rail, name the rails by `rails:` in hosts.yaml",
         "NVIDIA/NVSentinel, NIC health monitor; Azure/azurehpc-health-checks (expected counts by machine)",
-        "cluster",
         _fewer_rails,
     ),
 )

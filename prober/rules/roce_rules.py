@@ -250,10 +250,10 @@ PEER_RULES = (
         "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses); Holmes sets it where a VLAN's GID is first on "
         "some rails only",
         "NCCL user guide, networking troubleshooting (RoCE)",
-        "job",
         lambda hosts: differing(
             hosts, "index of the RoCE v2 IPv4 GID", lambda host: distinct(nic.gid_choice for nic in rails_of(host))
         ),
+        scope="job",
     ),
     PeerRule(
         "ROCE-MTU-DIFFERS",
@@ -262,7 +262,6 @@ PEER_RULES = (
         "NCCL takes the smaller of both ends, so that some pairs are slower",
         "set the same MTU on all hosts' netdevs and on the switch",
         "NCCL, src/transport/net_ib/connect.cc (the smaller MTU is used)",
-        "cluster",
         lambda hosts: differing(hosts, "RDMA MTU of the rails", _rdma_mtu),
     ),
     PeerRule(
@@ -272,7 +271,6 @@ PEER_RULES = (
         "none for RDMA; TCP between them may lose large packets where the switch does not fragment",
         "set the same MTU on all hosts' netdevs and on the switch",
         "Linux, Documentation/networking/ip-sysctl.rst (ip_no_pmtu_disc)",
-        "cluster",
         lambda hosts: differing(
             hosts, "MTU of the rails' netdevs", lambda host: distinct(each.mtu for each in rail_netdevs(host))
         ),
@@ -284,7 +282,6 @@ PEER_RULES = (
         "packet loss on the hosts without it",
         "the same priorities everywhere: `mlnx_qos -i NETDEV --pfc 0,0,0,1,0,0,0,0` sets priority 3 alone",
         "Mellanox/mlnx-tools, mlnx_qos; scitix/sichek",
-        "cluster",
         _pfc_differs,
     ),
 )

@@ -40,8 +40,8 @@ class Rule(RuleText):
 class PeerRule(RuleText):
     """A rule that compares hosts. `check` yields the affected hosts and the evidence for each fault."""
 
-    scope: Scope
     check: Callable[[Sequence[Host]], PeerEvidence]
+    scope: Scope = "cluster"
 
     def findings(self, peers: Sequence[Host]) -> Iterable[Finding]:
         """Yield a finding for each fault."""
