@@ -20,12 +20,10 @@ from prober.asking.recording import (
     HostNotes,
     HostRecording,
     Recorded,
-    read_security,
-    read_stated_trunks,
+    read_site,
     refuse_used_folder,
     write_recording,
-    write_security,
-    write_stated_trunks,
+    write_site,
 )
 from prober.facts.machine.confinement import VARIABLES
 from prober.findings.tool_findings import READ_TOOLS
@@ -42,13 +40,12 @@ def anonymize(folder: Path, to: Path) -> None:
         HolmesError: A file cannot be read or written, or `to` holds a recording.
     """
     refuse_used_folder(to)
-    recorded, trunks, security = read_hosts(folder), read_stated_trunks(folder), read_security(folder)
+    recorded, (trunks, security) = read_hosts(folder), read_site(folder)
     anonymous = AnonymousText(secrets.token_bytes(KEY_BYTES))
     for name, recording in anonymous_hosts(recorded, anonymous).items():
         write_recording(to, name, recording.outputs, recording.notes)
     pins = {recording.notes.cluster for recording in recorded.values()}
-    write_stated_trunks(to, [_trunk(anonymous, each, pins) for each in trunks])
-    write_security(to, _security(anonymous, security))
+    write_site(to, [_trunk(anonymous, each, pins) for each in trunks], _security(anonymous, security))
 
 
 def anonymous_hosts(recorded: Mapping[str, HostRecording], anonymous: AnonymousText) -> dict[str, HostRecording]:

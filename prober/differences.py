@@ -59,19 +59,17 @@ FACTS: Mapping[str, Callable[[Host], str | None]] = {
 
 def peer_differences(inventory: Inventory) -> tuple[Difference, ...]:
     """Return the facts that differ between hosts of a cluster. Not known counts as a separate value."""
-    found = []
+    found: list[Difference] = []
     for cluster in inventory.clusters:
         hosts = [inventory.host(name) for name in cluster.hosts]
         for fact, read in FACTS.items():
-            difference = _difference(cluster.name, fact, [(host.name, read(host)) for host in hosts])
-            if difference is not None:
-                found.append(difference)
+            found += _difference(cluster.name, fact, [(host.name, read(host)) for host in hosts])
     return tuple(found)
 
 
 def changes(older: Inventory, newer: Inventory) -> tuple[Difference, ...]:
     """Return the facts of hosts that changed from `older` to `newer`, and hosts and clusters that came or went."""
-    found = []
+    found: list[Difference] = []
     before, after = {host.name: host for host in older.hosts}, {host.name: host for host in newer.hosts}
     for name in dict.fromkeys((*before, *after)):
         if name not in before or name not in after:
@@ -82,12 +80,8 @@ def changes(older: Inventory, newer: Inventory) -> tuple[Difference, ...]:
             found.append(Difference(name, "host", values))
             continue
         for fact, read in FACTS.items():
-            difference = _difference(name, fact, [("older", read(before[name])), ("newer", read(after[name]))])
-            if difference is not None:
-                found.append(difference)
-        moved = _difference(name, "cluster", [("older", _cluster(older, name)), ("newer", _cluster(newer, name))])
-        if moved is not None:
-            found.append(moved)
+            found += _difference(name, fact, [("older", read(before[name])), ("newer", read(after[name]))])
+        found += _difference(name, "cluster", [("older", _cluster(older, name)), ("newer", _cluster(newer, name))])
     return (*found, *_changed_wire(_wire(older), _wire(newer)))
 
 
@@ -122,16 +116,13 @@ def _changed_wire(older: Rates, newer: Rates) -> Iterator[Difference]:
 
 def _cluster(inventory: Inventory, host: str) -> str | None:
     """Return the members of the host's cluster, because its name may change although they do not."""
-    for cluster in inventory.clusters:
-        if host in cluster.hosts:
-            return ", ".join(cluster.hosts)
-    return None
+    return next((", ".join(cluster.hosts) for cluster in inventory.clusters if host in cluster.hosts), None)
 
 
-def _difference(subject: str, fact: str, read: Sequence[tuple[str, str | None]]) -> Difference | None:
+def _difference(subject: str, fact: str, read: Sequence[tuple[str, str | None]]) -> Iterator[Difference]:
+    """Yield the difference if the values that were read differ."""
     values: dict[str, list[str]] = {}
     for who, value in read:
         values.setdefault(value or "not known", []).append(who)
-    if len(values) < 2:
-        return None
-    return Difference(subject, fact, tuple((value, tuple(who)) for value, who in values.items()))
+    if len(values) > 1:
+        yield Difference(subject, fact, tuple((value, tuple(who)) for value, who in values.items()))

@@ -18,7 +18,7 @@ from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.remote.connect import connect
-from holmes_core.remote.transport import Completed, Connection, last_lines
+from holmes_core.remote.transport import Connection, last_lines
 from prober.asking.answers import read_hosts
 from prober.asking.commands import cut, fresh_token, script
 from prober.asking.recording import (
@@ -26,11 +26,9 @@ from prober.asking.recording import (
     HostRecording,
     Recorded,
     make_recording_folder,
-    read_security,
-    read_stated_trunks,
+    read_site,
     write_recording,
-    write_security,
-    write_stated_trunks,
+    write_site,
 )
 from prober.fabrics.clusters import find_clusters, find_shared_network, place_hosts
 from prober.fabrics.nvlink_domains import domain_findings, find_nvlink_domains
@@ -70,8 +68,7 @@ def probe(
     """
     recorded = ask_all(hosts_file, functools.partial(_ask_host, hosts_file), progress, record)
     if record is not None:
-        write_stated_trunks(record, hosts_file.trunks)
-        write_security(record, hosts_file.security)
+        write_site(record, hosts_file.trunks, hosts_file.security)
     read = [read_recording(name, recording) for name, recording in recorded.items()]
     stated = hosts_file.trunks, hosts_file.security
     inventory = inventory_of_read(read, *stated)
@@ -146,7 +143,7 @@ def replay(folder: Path) -> Inventory:
     Raises:
         HolmesError: A file or key cannot be read. The message names it.
     """
-    return inventory_of(read_hosts(folder), read_stated_trunks(folder), read_security(folder))
+    return inventory_of(read_hosts(folder), *read_site(folder))
 
 
 def inventory_of(
@@ -293,12 +290,8 @@ def ask_by_script(
         connection.close()
     outputs = cut(answer.stdout.decode(errors="replace"), token, "; ".join(last_lines(answer.stderr, 2)))
     if not outputs:
-        raise _no_answer(name, answer)
+        words = "; ".join(last_lines(answer.stderr, 2) or last_lines(answer.stdout, 2)) or "without a word"
+        lost = " (killed, or the connection was lost)" if answer.exit_code < 0 else ""
+        what = f"its shell ended with status {answer.exit_code}{lost} and ran nothing that was asked: {words}"
+        raise HostError(name, "no answer", what, NO_ANSWER.remedy)
     return outputs, asked_at, answered_at
-
-
-def _no_answer(name: str, answer: Completed) -> HostError:
-    words = "; ".join(last_lines(answer.stderr, 2) or last_lines(answer.stdout, 2)) or "without a word"
-    lost = " (killed, or the connection was lost)" if answer.exit_code < 0 else ""
-    what = f"its shell ended with status {answer.exit_code}{lost} and ran nothing that was asked: {words}"
-    return HostError(name, "no answer", what, NO_ANSWER.remedy)

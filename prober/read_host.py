@@ -111,7 +111,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         default_route_netdev=ip_routes.parse_default_route(outputs),
         routes=ip_routes.parse_routes(outputs),
         software=software.read_software(outputs),
-        python_asked=software.python_was_asked(outputs),
+        python_asked=any(output.asks_python for output in outputs),
         python_failure=software.read_python_failure(outputs),
         gpu_driver_version=gpu_reading.driver_version or kernel.gpu_driver_version(tree),
         other_accelerators=other_accelerators.read_other_accelerators(outputs),
@@ -238,16 +238,13 @@ def _netdevs_by_pci(ports: Iterable[tuple[str, Iterable[PortFacts]]]) -> dict[st
 
 def _rdma_ruled_out(outputs: Iterable[Recorded], tree: Tree, about: kernel.Kernel) -> bool | None:
     """Return True if the host has no RDMA device: sysfs has none, or the kernel has no RDMA core loaded."""
-    if "/sys/class/infiniband" in tree.absent or any(_lists_no_device(output) for output in outputs):
+    asked = [output for output in outputs if output.tool == "rdma" and output.exit_code == 0]
+    lists_none = any(output.plain.strip() in ("", "[]", "[ ]") for output in asked)
+    if "/sys/class/infiniband" in tree.absent or lists_none:
         return True
     if about.kernel_modules is not None and about.kernel_modules_complete and "ib_core" not in about.kernel_modules:
         return "ib_uverbs" not in about.kernel_modules
     return None
-
-
-def _lists_no_device(output: Recorded) -> bool:
-    """Return True if `rdma` shows that the kernel has no RDMA device, by no output or an empty list."""
-    return output.tool == "rdma" and output.exit_code == 0 and output.plain.strip() in ("", "[]", "[ ]")
 
 
 def _counter_interval_s(outputs: Sequence[Recorded], known_nics: Iterable[Nic]) -> float | None:

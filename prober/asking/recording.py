@@ -8,7 +8,6 @@ that it requires between clusters. A recording made by hand has only the first.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -180,29 +179,22 @@ def write_recording(folder: Path, host: str, outputs: Sequence[Recorded], notes:
         write_atomically(host_folder / "host.json", json.dumps(notes.model_dump(mode="json"), indent=1) + "\n")
 
 
-def write_stated_trunks(folder: Path, stated: Sequence[StatedTrunk]) -> None:
-    """Write `folder/trunks.json`, if any trunks are stated."""
-    if stated:
-        notes = TrunkNotes(trunks=tuple(stated)).model_dump(mode="json")
+def write_site(folder: Path, trunks: Sequence[StatedTrunk], security: Security) -> None:
+    """Write `folder/trunks.json` if any trunks are stated, and `folder/security.json` if encryption is required."""
+    if trunks:
+        notes = TrunkNotes(trunks=tuple(trunks)).model_dump(mode="json")
         write_atomically(folder / "trunks.json", json.dumps(notes, indent=1) + "\n")
-
-
-def read_stated_trunks(folder: Path) -> tuple[StatedTrunk, ...]:
-    """Return the trunks that are stated for the recording in `folder`."""
-    file = folder / "trunks.json"
-    return parse(TrunkNotes, read_plain(file, inside=folder), str(file)).trunks if is_there(file) else ()
-
-
-def write_security(folder: Path, security: Security) -> None:
-    """Write `folder/security.json`, if encryption is required."""
     if security != IN_THE_CLEAR:
         write_atomically(folder / "security.json", json.dumps(security.model_dump(mode="json"), indent=1) + "\n")
 
 
-def read_security(folder: Path) -> Security:
-    """Return the security that the recording in `folder` requires."""
-    file = folder / "security.json"
-    return parse(Security, read_plain(file, inside=folder), str(file)) if is_there(file) else IN_THE_CLEAR
+def read_site(folder: Path) -> tuple[tuple[StatedTrunk, ...], Security]:
+    """Return the trunks and the security that hosts.yaml stated for the recording in `folder`."""
+    trunks, security = folder / "trunks.json", folder / "security.json"
+    return (
+        parse(TrunkNotes, read_plain(trunks, inside=folder), str(trunks)).trunks if is_there(trunks) else (),
+        parse(Security, read_plain(security, inside=folder), str(security)) if is_there(security) else IN_THE_CLEAR,
+    )
 
 
 def make_recording_folder(folder: Path) -> None:
@@ -253,7 +245,10 @@ def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
         hint = "name a folder of `holmes probe --record`, or one with HOST.txt of `holmes probe --script` for each host"
         raise HolmesError(f"{folder}: no recording in it", hint)
     recorded = {host_name(each): _read_recording(each) for each in folders}
-    return dict(sorted(recorded.items(), key=lambda item: _asked_at(item[1])))
+    positions = {name: recording.notes.position for name, recording in recorded.items()}
+    # Hosts without a position come last, in order of name.
+    order = sorted(recorded, key=lambda name: (positions[name] is None, positions[name] or 0))
+    return {name: recorded[name] for name in order}
 
 
 def host_name(path: Path) -> str:
@@ -269,11 +264,6 @@ def host_name(path: Path) -> str:
             f"{path.parent}: the name {os.fsencode(path.name)!r} is not UTF-8", "rename it to the name of the host"
         ) from None
     return path.name
-
-
-def _asked_at(recording: HostRecording) -> float:
-    """Return the host's position. Hosts without one come last, and sorting keeps them in order of name."""
-    return math.inf if recording.notes.position is None else recording.notes.position
 
 
 def _read_recording(host_folder: Path) -> HostRecording:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Cluster, FabricKind, Finding, Host, Network, NetworkPort
 from holmes_core.units import bytes_per_s_from_gbps
-from prober.fabrics.fabric import VIRTUAL_NAMES, Fabric, carries_traffic, fabric_of
+from prober.fabrics.fabric import Fabric, carries_traffic, fabric_of
 from prober.fabrics.fabric_findings import fabric_findings, pin_findings
 from prober.fabrics.own_bridges import is_cut_off
 from prober.fabrics.placing import Groups, Placing, place
@@ -22,8 +22,6 @@ from prober.fabrics.settled_findings import settled_findings
 from prober.rails.choose_rails import is_stated
 from prober.rails.efa import efa_plugin
 from prober.rails.port_networks import network_of, parsed
-
-__all__ = ["VIRTUAL_NAMES", "fabric_of", "find_clusters", "find_shared_network", "is_rail_class"]
 
 _SHORT: dict[FabricKind, str] = {
     "InfiniBand": "ib",
@@ -125,7 +123,8 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
 
         def rank(subnet: str) -> tuple[float, int, str]:
             listed = sum(places[port.host].index(str(port.netdev)) for port in usable[subnet])
-            return _slowest(usable[subnet]), -listed, subnet
+            slowest = min(port.bandwidth_bytes_per_s or 0 for port in usable[subnet])
+            return slowest, -listed, subnet
 
         subnet = max(usable, key=rank)
         return Network(name="shared", kind=kind, subnet=subnet, ports=usable[subnet])
@@ -172,10 +171,6 @@ def _port(host: str, netdev: Netdev | None, subnet: str | None) -> NetworkPort:
         address=inside[0].partition("/")[0] if inside else None,
         bandwidth_bytes_per_s=netdev.speed_bytes_per_s if netdev else None,
     )
-
-
-def _slowest(ports: Iterable[NetworkPort]) -> float:
-    return min(port.bandwidth_bytes_per_s or 0 for port in ports)
 
 
 def _all_differ(ports: Collection[NetworkPort]) -> bool:

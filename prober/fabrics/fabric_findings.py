@@ -124,5 +124,5 @@ def _shown(fabric: Fabric) -> str:
 
 
 def _networks(fabric: Fabric) -> str:
-    """The first few networks."""
+    """Return the first few networks."""
     return format_names(sorted(fabric.networks), 3)

@@ -58,7 +58,7 @@ def with_own_bridges(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[
         for network, addresses in there.items():
             seat = _Seat(host.boot_id or host.name, pinned.get(host.name), frozenset(addresses))
             seats.setdefault(network, []).append(seat)
-    isolated = {network for network, of_hosts in seats.items() if _is_each_ones_own(of_hosts)}
+    isolated = {network for network, of_hosts in seats.items() if _is_inside_machines(of_hosts)}
     return tuple(_with_isolated(host, isolated) for host in hosts)
 
 
@@ -78,16 +78,16 @@ def own_bridge_findings(hosts: Sequence[Host]) -> Iterable[Finding]:
             yield text.finding(tuple(names), shown)
 
 
-def _is_each_ones_own(seats: Sequence[_Seat]) -> bool:
+def _is_inside_machines(seats: Sequence[_Seat]) -> bool:
     """Return True if most machines share their addresses with others, also within each cluster of hosts.yaml."""
-    if not _most_alike(seats):
+    if not _most_share_addresses(seats):
         return False
     clusters = {seat.cluster for seat in seats} - {None}
     in_clusters = [[seat for seat in seats if seat.cluster == cluster] for cluster in clusters]
-    return all(_most_alike(there) for there in in_clusters if len({seat.machine for seat in there}) > 1)
+    return all(_most_share_addresses(there) for there in in_clusters if len({seat.machine for seat in there}) > 1)
 
 
-def _most_alike(seats: Sequence[_Seat]) -> bool:
+def _most_share_addresses(seats: Sequence[_Seat]) -> bool:
     owners = Counter(address for _, address in {(seat.machine, each) for seat in seats for each in seat.addresses})
     alike = {seat.machine for seat in seats if all(owners[address] > 1 for address in seat.addresses)}
     return 2 * len(alike) > len({seat.machine for seat in seats})

@@ -162,7 +162,7 @@ def next_pairs(settled: SettledClusters) -> tuple[Pair, ...]:
     taken: set[str] = set()
     chosen: list[Pair] = []
     untried = (parts for parts in settled.open_pairs() if frozenset(parts) not in tried)
-    questions = ((_speaker(settled, one), _speaker(settled, other)) for one, other in untried)
+    questions = ((_representative(settled, one), _representative(settled, other)) for one, other in untried)
     for pair in (*_controls(settled), *questions):
         if taken.isdisjoint(pair):
             taken.update(pair)
@@ -170,7 +170,7 @@ def next_pairs(settled: SettledClusters) -> tuple[Pair, ...]:
     return tuple(chosen)
 
 
-def _speaker(settled: SettledClusters, part: Part) -> str:
+def _representative(settled: SettledClusters, part: Part) -> str:
     """Return the host to try for its cluster: one that is known to work, else the first."""
     names = settled.hosts_of(part)
     return next((name for name in names if name in settled.working), names[0])

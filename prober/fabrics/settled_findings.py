@@ -37,7 +37,7 @@ CONTRADICTORY = RuleText(
     f"look at routes, partitions and access lists between these hosts, then {PIN}",
     _SOURCE,
 )
-NOT_TOLD = RuleText(
+UNDECIDED = RuleText(
     _RULE,
     "W",
     "with --links, RDMA between hosts that facts left open could not be tried, or fails where neither works elsewhere",
@@ -45,7 +45,7 @@ NOT_TOLD = RuleText(
     f"install perftest on both and open their ports to one another, or {PIN}",
     _SOURCE,
 )
-TEXTS = (ONE, TWO, CONTRADICTORY, NOT_TOLD)
+TEXTS = (ONE, TWO, CONTRADICTORY, UNDECIDED)
 
 
 def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
@@ -59,24 +59,20 @@ def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
             seen = f"RDMA fails both ways, and each works with another host: {_shown([trial])}"
             yield TWO.finding(trial.hosts, seen)
     for part in settled.contradictory:
-        yield _contradictory(settled, part)
+        apart = [trial for trial in settled.apart if {settled.at[name] for name in trial.hosts} <= part]
+        against = f"and does not: {_shown(apart)}" if apart else "though facts or pins prove some of these hosts apart"
+        seen = f"measurements contradict: RDMA works ({_shown(_joining(settled, part))}), {against}"
+        yield CONTRADICTORY.finding(settled.hosts_of(part), seen)
     decided = {trial.hosts for trial in settled.apart}
     for trial in settled.trials:
         if trial.verdict != "works" and trial.hosts not in decided and not _same(settled, trial):
-            yield _not_told(trial, settled)
+            yield _undecided(trial, settled)
 
 
-def _contradictory(settled: SettledClusters, part: Part) -> Finding:
-    apart = [trial for trial in settled.apart if {settled.at[name] for name in trial.hosts} <= part]
-    against = f"and does not: {_shown(apart)}" if apart else "though facts or pins prove some of these hosts apart"
-    seen = f"measurements contradict: RDMA works ({_shown(_joining(settled, part))}), {against}"
-    return CONTRADICTORY.finding(settled.hosts_of(part), seen)
-
-
-def _not_told(trial: RdmaVerdict, settled: SettledClusters) -> Finding:
+def _undecided(trial: RdmaVerdict, settled: SettledClusters) -> Finding:
     alone = [name for name in trial.hosts if name not in settled.working]
     why = f"; {' and '.join(alone)} not known to work with any host" if trial.verdict == "fails" else ""
-    return NOT_TOLD.finding(trial.hosts, f"no measurement tells whether it is one fabric: {_shown([trial])}{why}")
+    return UNDECIDED.finding(trial.hosts, f"no measurement tells whether it is one fabric: {_shown([trial])}{why}")
 
 
 def _joining(settled: SettledClusters, part: Part) -> list[RdmaVerdict]:

@@ -22,7 +22,9 @@ def find_stated_trunks(
     for trunk in stated:
         missing = [name for name in trunk.clusters if name not in names]
         if missing:
-            findings.append(_not_found(trunk, missing, clusters))
+            found = ", ".join(names) or "none"
+            seen = f"`trunks:` is about {' and '.join(trunk.clusters)}; found: {found}, not {' nor '.join(missing)}"
+            findings.append(TRUNK_UNKNOWN.finding([host for cluster in clusters for host in cluster.hosts], seen))
         else:
             ends, rate = tuple(sorted(trunk.clusters, key=names.index)), bytes_per_s_from_gbps(trunk.gbps)
             trunks.append(Trunk(clusters=ends, bandwidth_bytes_per_s=rate, source="hosts.yaml", pairs=0))
@@ -40,14 +42,6 @@ def with_measured(inventory: Inventory, measured: Iterable[Trunk]) -> Inventory:
         elif trunk.bandwidth_bytes_per_s < LOW_SHARE * other.bandwidth_bytes_per_s:
             findings.append(_low(inventory, trunk, other))
     return inventory.model_copy(update={"trunks": tuple(trunks), "findings": tuple(findings)})
-
-
-def _not_found(trunk: StatedTrunk, missing: Sequence[str], clusters: Sequence[Cluster]) -> Finding:
-    found = ", ".join(cluster.name for cluster in clusters) or "none"
-    return TRUNK_UNKNOWN.finding(
-        [host for cluster in clusters for host in cluster.hosts],
-        f"`trunks:` is about {' and '.join(trunk.clusters)}; found: {found}, not {' nor '.join(missing)}",
-    )
 
 
 def _low(inventory: Inventory, measured: Trunk, stated: Trunk) -> Finding:

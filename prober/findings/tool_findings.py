@@ -70,8 +70,8 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
         if refused is not None and output.tool in READ_TOOLS:
             refusals.setdefault(output.tool, refused[:100])
     if refusals:
-        said = "; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items()))
-        yield NO_PERMISSION.finding((name,), said)
+        shown = "; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items()))
+        yield NO_PERMISSION.finding((name,), shown)
 
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:

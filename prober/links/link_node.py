@@ -285,15 +285,7 @@ def _listens(port: int) -> bool:
     return False
 
 
-_COMMANDS: dict[str, Any] = {
-    "tools": tools,
-    "echo": echo,
-    "ping": ping,
-    "receive": receive,
-    "send": send,
-    "serve_tool": serve_tool,
-    "run_tool": run_tool,
-}
+_COMMANDS: dict[str, Any] = {each.__name__: each for each in (tools, echo, ping, receive, send, serve_tool, run_tool)}
 
 if __name__ == "__main__":
     main()

@@ -46,7 +46,9 @@ def measure_trunk(
         try:
             together = rate_together([flow for flow in flows if isinstance(flow, Flow)])
         except ValueError as error:
-            return _not_at_once(clusters, pairs, direction, str(error))
+            hosts = tuple(host for pair in pairs for host in pair.hosts)
+            evidence = f"{len(pairs)} pairs of {' and '.join(clusters)} at once, {direction}: {error}"
+            return link_finding("PROBE-TOOL-FAILED", hosts, evidence, "probe again when the hosts are less busy")
         rates = [link.bandwidth_bytes_per_s.median for link in links]
         ways.append((together, behind_trunks(pairs, rates, trunks)))
     rate = limiting_rate(ways)
@@ -61,9 +63,3 @@ def _flow(test: PairTest, link: Link) -> Flow | Finding:
     except LinkProblem as problem:
         return test.problem(problem)
     return Flow(points, ended_s=time.monotonic())
-
-
-def _not_at_once(clusters: tuple[str, ...], pairs: Sequence[Pair], direction: Direction, evidence: str) -> Finding:
-    hosts = tuple(host for pair in pairs for host in pair.hosts)
-    evidence = f"{len(pairs)} pairs of {' and '.join(clusters)} at once, {direction}: {evidence}"
-    return link_finding("PROBE-TOOL-FAILED", hosts, evidence, "probe again when the hosts are less busy")

@@ -45,7 +45,7 @@ class End:
     def __init__(self) -> None:
         self._lock = socket.socket(socket.AF_UNIX)
         self._keeper = 0
-        self._told = -1
+        self._requests = -1
 
     def open(self, address: str) -> dict[str, Any]:
         """Make the interface at `address`, which has a prefix length. Return its public key and port."""
@@ -73,7 +73,7 @@ class End:
     def take_down(self) -> dict[str, Any]:
         """Remove the interface and its processes, and wait until they are gone."""
         if self._keeper:
-            os.write(self._told, b".")
+            os.write(self._requests, b".")
             _, status = os.waitpid(self._keeper, 0)
             self._keeper = 0
             if status != 0:
@@ -82,11 +82,11 @@ class End:
 
     def _start_keeper(self) -> None:
         """Start the process that outlives this one until the interface is removed. It holds the lock too."""
-        waits, self._told = os.pipe()
+        waits, self._requests = os.pipe()
         self._keeper = os.fork()
         if self._keeper == 0:
             try:
-                os.close(self._told)
+                os.close(self._requests)
                 _keep(waits)
             finally:
                 os._exit(1)
@@ -100,8 +100,8 @@ def _keep(waits: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)  # else the SSH session would wait for this process
-    told = os.read(waits, 1)
-    until = time.monotonic() + (0.0 if told else LATE_S)
+    requested = os.read(waits, 1)
+    until = time.monotonic() + (0.0 if requested else LATE_S)
     while True:
         if INTERFACE in interfaces():
             with contextlib.suppress(TunnelRefused):
@@ -115,11 +115,8 @@ def main() -> None:
     """Run the controller's commands until its connection ends."""
     signal.alarm(LIFE_S)
     end = End()
-    commands: dict[str, Callable[..., dict[str, Any]]] = {
-        "open": end.open,
-        "meet": end.meet,
-        "take_down": end.take_down,
-    }
+    commands: dict[str, Callable[..., dict[str, Any]]]
+    commands = {each.__name__: each for each in (end.open, end.meet, end.take_down)}
     for line in sys.stdin.buffer:
         command = json.loads(line.decode())
         try:

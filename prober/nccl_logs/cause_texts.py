@@ -25,10 +25,10 @@ class LogFinding:
 
 
 @dataclass(frozen=True)
-class CauseText:
+class Cause:
     """The text that all findings of one cause share.
 
-    `rule` is the rule of `holmes probe` that checks the hosts for it. `source` explains the message.
+    `rule` is the rule of `holmes probe` that checks the hosts for it. `source` explains the evidence.
     """
 
     id: str
@@ -36,6 +36,16 @@ class CauseText:
     remedy: str
     source: str
     rule: str | None = None
+
+    def advice(self, first: str) -> str:
+        """Return `first`, the remedy, and the rule that checks hosts for the cause."""
+        return f"{first}{self.remedy}" + (f" `holmes probe` checks the hosts for it: {self.rule}." if self.rule else "")
+
+
+@dataclass(frozen=True)
+class CauseText(Cause):
+    """A cause that logs show."""
+
     is_remark: bool = False
 
     def finding(self, *lines: Evidence | None, detail: str = "", remedy: str = "") -> LogFinding:
@@ -43,15 +53,10 @@ class CauseText:
         return LogFinding(
             cause=self.id,
             says=f"{self.says}{detail}",
-            remedy=f"{remedy}{self.remedy}{checked_by(self.rule)}",
+            remedy=self.advice(remedy),
             evidence=tuple(dict.fromkeys(line for line in lines if line))[:MAX_EVIDENCE],
             is_remark=self.is_remark,
         )
-
-
-def checked_by(rule: str | None) -> str:
-    """Return the last sentence of a remedy if a rule of `holmes probe` checks hosts for the cause."""
-    return f" `holmes probe` checks the hosts for it: {rule}." if rule else ""
 
 
 _NCCL = "NCCL, src of 2.14 to 2.30"

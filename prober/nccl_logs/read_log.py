@@ -197,7 +197,8 @@ def _communicator(
     if known and (not identity or identity == known) and facts.communicators[known].num_ranks == size:
         return facts.communicators[known]
     names = (identity,) if identity else (f"{size} ranks, {number}" for number in range(MAX_NAMES))
-    free = (name for name in names if _has_place(facts.communicators.get(name), rank, key) or identity)
+    known_names = facts.communicators
+    free = (n for n in names if identity or n not in known_names or known_names[n].ranks.get(rank, key) == key)
     name = next((name for name in free if identity or name not in process.communicators.values()), "")
     if not name or (name not in facts.communicators and len(facts.communicators) >= MAX_COMMUNICATORS):
         facts.left_out += 1
@@ -208,10 +209,6 @@ def _communicator(
     if rank in communicator.ranks or (len(communicator.ranks) < MAX_PROCESSES and facts.has_room("")):
         communicator.ranks[rank] = key
     return communicator
-
-
-def _has_place(communicator: Communicator | None, rank: int, key: ProcessKey) -> bool:
-    return communicator is None or communicator.ranks.get(rank, key) == key
 
 
 def _keep_start(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:

@@ -61,18 +61,13 @@ def run_facts(facts: LogFacts) -> RunFacts:
         gdr=_gdr(facts, network, direct, plain),
         num_ranks=largest.num_ranks if largest else int(ring.values["ranks"]) if ring else None,
         num_nodes=_num_nodes(facts, names),
-        versions=tuple(sorted(facts.versions, key=version_numbers)),
+        versions=tuple(sorted(facts.versions, key=lambda version: [int(part) for part in version.split(".")])),
         hosts=tuple(sorted(hosts)),
         direct_hosts=tuple(sorted(direct)),
         plain_hosts=tuple(sorted(plain)),
         leaves_hosts=leaves_hosts,
         uses_network=bool(direct or plain) or ("MNNVL" not in inside and (several or not inside or None)),
     )
-
-
-def version_numbers(version: str) -> list[int]:
-    """Return the numbers of a version, to compare versions."""
-    return [int(part) for part in version.split(".")]
 
 
 def host_names(facts: LogFacts) -> dict[ProcessKey, str]:

@@ -79,7 +79,7 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
     return tuple(nic for nic in host.nics if (alike or guessed) and (nic in rails or nic in alike))
 
 
-def ports_not_told(host: Host) -> tuple[Nic, ...]:
+def undetermined_ports(host: Host) -> tuple[Nic, ...]:
     """Return the ports that may be rails by all known facts, if they outnumber the rails and hosts.yaml names none."""
     rails = rails_of(host)
     may_be = [nic for nic in host.nics if nic.usable_by_nccl_ib is None and nic.kind in (*RAIL_KINDS, "unknown")]

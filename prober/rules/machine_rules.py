@@ -32,8 +32,8 @@ def _software_missing(host: Host) -> Evidence:
         return
     access, software = host.access, host.software
     if software.python is None:
-        said = f": {host.python_failure}" if host.python_failure else ""
-        seen = f"{access.python_in_words} does not run{said}"
+        why = f": {host.python_failure}" if host.python_failure else ""
+        seen = f"{access.python_in_words} does not run{why}"
         yield seen if access.activate is None and access.container is None else EvidenceLine(seen, _PREPARED)
     elif software.torch is None:
         yield f"{access.python_in_words} (Python {software.python}) has no torch"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Cluster, Finding, Host, Network
 from holmes_core.units import format_rate
-from prober.fabrics.clusters import VIRTUAL_NAMES, fabric_of
 from prober.fabrics.collisions import addresses_given_twice
+from prober.fabrics.fabric import VIRTUAL_NAMES, fabric_of
 from prober.fabrics.own_bridges import is_cut_off, own_bridge_findings
 from prober.fabrics.same_fabric import overlap
 from prober.rails.choose_rails import rails_of
@@ -60,7 +60,11 @@ def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared:
     reachable = [host for host in hosts if host.reachable]
     findings = []
     cut_off = any(is_cut_off(host) for host in reachable)
-    known = all(any(netdev.addresses for netdev in host.netdevs) and _routes_known(host) for host in reachable)
+    # A host with an address has a route at least to its own network, so without one its routes are not known.
+    known = all(
+        any(netdev.addresses for netdev in host.netdevs) and (host.routes or host.default_route_netdev is not None)
+        for host in reachable
+    )
     if shared is None and len(clusters) > 1 and known and not cut_off:
         seen = "no IPv4 network on which every host has an address, and not every host has a default route"
         findings.append(NO_SHARED_NETWORK.finding([host.name for host in reachable], seen))
@@ -70,11 +74,6 @@ def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared:
         seen = f"the interface on {shared.subnet or 'the shared network'} is called {', '.join(names)}"
         findings.append(NAMES_DIFFER.finding([port.host for port in shared.ports], seen))
     return findings + _subnet_conflicts(clusters, shared) + _covered_by_containers(reachable, shared)
-
-
-def _routes_known(host: Host) -> bool:
-    """Return True if any route is known, as a host with an address has one at least to its own network."""
-    return bool(host.routes) or host.default_route_netdev is not None
 
 
 def _subnet_conflicts(clusters: Sequence[Cluster], shared: Network | None) -> list[Finding]:

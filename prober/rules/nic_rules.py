@@ -25,14 +25,6 @@ def _soft_rdma(host: Host) -> Evidence:
             )
 
 
-def _efa_without_plugin(host: Host) -> Evidence:
-    return _efa(host) if () in (host.nccl_net_plugins, host.ofi_plugins) and not host.ofi_plugins else ()
-
-
-def _efa_plugin_not_known(host: Host) -> Evidence:
-    return _efa(host) if host.nccl_net_plugins is None and host.ofi_plugins is None else ()
-
-
 def _efa(host: Host) -> Evidence:
     return together("EFA: {}", (nic.hca for nic in host.nics if nic.kind == "EFA"))
 
@@ -127,10 +119,6 @@ def _drivers_differ(peers: Sequence[Host]) -> PeerEvidence:
     yield from differing(peers, "kernel", lambda host: host.kernel)
 
 
-def _usable_ports(host: Host) -> str | None:
-    return ", ".join(nic.hca for nic in host.nics if nic.usable_by_nccl_ib) or None
-
-
 _MATCHING_DRIVER = (
     "install the user-space driver of the same release as the kernel module where the job runs, in the container's "
     "image too: the vendor's package (libbnxt_re, libionic, MLNX_OFED or DOCA), or a newer rdma-core"
@@ -183,7 +171,7 @@ HOST_RULES = (
         "install aws-ofi-nccl (Amazon's EFA installer brings it), so that libnccl-net.so is on the library path; "
         "`fi_info -p efa` must list the adapters",
         "aws/aws-ofi-nccl, README; linux-rdma/rdma-core PR 884",
-        _efa_without_plugin,
+        lambda host: _efa(host) if () in (host.nccl_net_plugins, host.ofi_plugins) and not host.ofi_plugins else (),
     ),
     Rule(
         "NIC-EFA-NEEDS-PLUGIN",
@@ -192,7 +180,7 @@ HOST_RULES = (
         "without aws-ofi-nccl NCCL uses TCP sockets, at a fraction of the rate",
         "`fi_info -p efa` must list the adapters, and NCCL_DEBUG=INFO name the plugin",
         "aws/aws-ofi-nccl, README",
-        _efa_plugin_not_known,
+        lambda host: _efa(host) if host.nccl_net_plugins is None and host.ofi_plugins is None else (),
     ),
     Rule(
         "NIC-OMNIPATH",
@@ -326,6 +314,8 @@ PEER_RULES = (
         "nothing with Holmes, which writes a list for each host; by hand, a list for each host too; "
         "`rails:` in hosts.yaml keeps their number equal",
         "NVIDIA/nccl#1277 and #2428",
-        lambda hosts: differing(hosts, "usable ports", _usable_ports),
+        lambda hosts: differing(
+            hosts, "usable ports", lambda host: ", ".join(n.hca for n in host.nics if n.usable_by_nccl_ib) or None
+        ),
     ),
 )

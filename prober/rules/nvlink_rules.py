@@ -61,7 +61,9 @@ def _nvlinks_inactive_on_board(host: Host) -> Evidence:
         return
     dark = _without_any_link(host)
     if 1 < len(dark) == len([gpu for gpu in host.gpus if is_on_board(gpu)]):
-        yield EvidenceLine(f"GPU {_numbers(dark)}: all NVLinks inactive", _wake_fabric(dark[0]))
+        remedy = f"`nvidia-smi -q` shows the state of `Fabric`; {_fabric_remedy(dark[0])}; then drain the host"
+        numbers = ", ".join(str(gpu.index) for gpu in dark)
+        yield EvidenceLine(f"GPU {numbers}: all NVLinks inactive", remedy)
         return
     for gpu in _nvlinks_all_below(host):
         if is_on_board(gpu):
@@ -75,14 +77,6 @@ def _without_any_link(host: Host) -> list[Gpu]:
 
 def _has_part_of_board(host: Host) -> bool:
     return host.virtual_machine is True and len(host.gpus) < BOARD_GPUS
-
-
-def _numbers(gpus: Iterable[Gpu]) -> str:
-    return ", ".join(str(gpu.index) for gpu in gpus)
-
-
-def _wake_fabric(gpu: Gpu) -> str:
-    return f"`nvidia-smi -q` shows the state of `Fabric`; {_fabric_remedy(gpu)}; then drain the host"
 
 
 def _nvlinks_without_bridge(host: Host) -> Evidence:

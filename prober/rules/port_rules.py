@@ -43,11 +43,6 @@ def _waits_for_subnet_manager(nic: Nic) -> bool:
     return nic.kind == "InfiniBand" and (half_way or (nic.state == "Down" and nic.phys_state == "LinkUp"))
 
 
-def _is_spare_function(host: Host, nic: Nic) -> bool:
-    """Return True for an unused virtual function on a host with rails: SR-IOV hosts have dozens, and all are Down."""
-    return nic.virtual_function is True and any(rail.kind == "InfiniBand" for rail in rails_of(host))
-
-
 def _is_elsewhere(host: Host, nic: Nic) -> bool:
     """Return True for a RoCE port in a container without netdev and GIDs: it is in another network namespace."""
     in_container = host.container not in (None, "none")
@@ -56,8 +51,10 @@ def _is_elsewhere(host: Host, nic: Nic) -> bool:
 
 def _is_missing_rail(host: Host, nic: Nic) -> bool:
     """Return True if a port without service should be a rail."""
-    spare = _is_spare_port(host, nic) or _is_spare_function(host, nic) or _serves_others(host, nic)
-    spare = spare or (bool(rails_of(host)) and _is_elsewhere(host, nic))
+    rails = rails_of(host)
+    spare = _is_spare_port(host, nic) or _serves_others(host, nic) or (len(rails) > 0 and _is_elsewhere(host, nic))
+    # SR-IOV hosts have dozens of unused virtual functions, all of them Down.
+    spare = spare or (nic.virtual_function is True and any(rail.kind == "InfiniBand" for rail in rails))
     return is_rail_class(host, nic) and (is_stated(nic) is True or not spare)
 
 
@@ -157,9 +154,9 @@ def _front_end_in_place_of_rails(host: Host) -> Evidence:
 
 
 def _other_port_down(host: Host) -> Evidence:
-    told = _better_ports_down(host)
+    reported = _better_ports_down(host)
     for nic in ports_down(host):
-        if nic not in told and not _is_missing_rail(host, nic):
+        if nic not in reported and not _is_missing_rail(host, nic):
             yield f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}; it is no rail"
 
 
@@ -196,9 +193,9 @@ def _serves_others(host: Host, nic: Nic) -> bool:
 
 def _without_link(host: Host) -> Iterable[Netdev]:
     """Yield cards without a carrier, except those that are reported as RDMA ports."""
-    told = {nic.netdev for nic in host.nics if nic.kind in RDMA}
+    reported = {nic.netdev for nic in host.nics if nic.kind in RDMA}
     for netdev in host.netdevs:
-        if netdev.kind in (None, "physical") and netdev.link_detected is False and netdev.name not in told:
+        if netdev.kind in (None, "physical") and netdev.link_detected is False and netdev.name not in reported:
             yield netdev
 
 

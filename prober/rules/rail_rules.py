@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holmes_core.partition_keys import FULL_MEMBER, can_talk, full_member_indices, is_limited
 from holmes_core.records.inventory import Host
-from prober.fabrics.clusters import fabric_of
-from prober.fabrics.fabric import Fabric
-from prober.rails.choose_rails import is_stated, ports_not_told, rails_of
+from prober.fabrics.fabric import Fabric, fabric_of
+from prober.rails.choose_rails import is_stated, rails_of, undetermined_ports
 from prober.rails.port_networks import network_of
 from prober.rule_text import FIELD
 from prober.rules.port_rules import missing_rails, ports_down
@@ -58,9 +57,9 @@ def _rail_subnets(fabric: Fabric) -> Mapping[str, int]:
     return {str(subnet): number for subnet, number in places} if several else {}
 
 
-def _not_told(host: Host) -> Evidence:
+def _undetermined(host: Host) -> Evidence:
     """Yield a host with ports that may or may not be rails, because the outputs show too little."""
-    ports = ports_not_told(host)
+    ports = undetermined_ports(host)
     if ports and rails_of(host):
         rails = ", ".join(nic.hca for nic in rails_of(host))
         yield f"the rails are {rails}, but of {len(ports)} ports more is not known ({ports[0].hca}: {ports[0].why})"
@@ -141,7 +140,7 @@ HOST_RULES = (
         "the job may use the front end and leave the rails idle",
         "name the rails by `rails:` in hosts.yaml, or record `ibstat` too",
         FIELD,
-        _not_told,
+        _undetermined,
     ),
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
-from prober.fabrics.clusters import fabric_of
+from prober.fabrics.fabric import fabric_of
 from prober.rails.choose_rails import rails_of
 from prober.rules.port_rules import LEFT_OUT, active_ports
 from prober.rules.rule import NO_RAIL, Evidence, PeerEvidence, PeerRule, Rule, below, differing, distinct, majority
@@ -78,10 +78,10 @@ def _is_gb10_face(host: Host, nic: Nic) -> bool:
 
 
 def _rate_conflicts(host: Host) -> Evidence:
-    told = {conflict.subject for conflict in host.conflicts if conflict.fact == "rate_gbps"}
+    reported = {conflict.subject for conflict in host.conflicts if conflict.fact == "rate_gbps"}
     speeds = {netdev.name: netdev.speed_bytes_per_s for netdev in host.netdevs}
     for nic in active_ports(host):
-        if nic.hca in told:
+        if nic.hca in reported:
             continue
         speed = speeds.get(nic.netdev or "")
         if nic.kind == "RoCE" and nic.rate_gbps and speed and speed != bytes_per_s_from_gbps(nic.rate_gbps):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
-from prober.fabrics.clusters import fabric_of
+from prober.fabrics.fabric import fabric_of
 from prober.rails.choose_rails import rails_of
 from prober.rails.port_networks import is_fast_path, netdevs_of
 from prober.rule_text import EvidenceLine
@@ -125,11 +125,6 @@ def _rp_filter(host: Host) -> Evidence:
         loose = [netdev.name for netdev in netdevs if netdev.rp_filter == 1 or netdev.arp_ignore == 0]
         if len(netdevs) > 1 and loose:
             yield f"{', '.join(loose)}: several rails in {subnet} with rp_filter or arp_ignore at their defaults"
-
-
-def _rdma_mtu(host: Host) -> str | None:
-    """Return the RDMA MTUs of the rails. They are powers of two: netdevs of 4200 and 9000 have the same."""
-    return distinct(nic.active_mtu for nic in rails_of(host) if nic.kind == "RoCE")
 
 
 def _pfc_differs(peers: Sequence[Host]) -> PeerEvidence:
@@ -262,7 +257,12 @@ PEER_RULES = (
         "NCCL takes the smaller of both ends, so that some pairs are slower",
         "set the same MTU on all hosts' netdevs and on the switch",
         "NCCL, src/transport/net_ib/connect.cc (the smaller MTU is used)",
-        lambda hosts: differing(hosts, "RDMA MTU of the rails", _rdma_mtu),
+        # RDMA MTUs are powers of two, so netdevs of 4200 and 9000 have the same.
+        lambda hosts: differing(
+            hosts,
+            "RDMA MTU of the rails",
+            lambda host: distinct(nic.active_mtu for nic in rails_of(host) if nic.kind == "RoCE"),
+        ),
     ),
     PeerRule(
         "ROCE-MTU-DIFFERS",

@@ -61,7 +61,7 @@ def _gpu_slowed(host: WatchedHost, gpus: Sequence[WatchedGpu], usual_mhz: float)
 
 def _cpu_taken(host: WatchedHost) -> Iterator[RunFinding]:
     own = sum(rank.cpu_share + sum(each.cpu_share for each in rank.helpers) for rank in host.ranks)
-    others = host.others_share
+    others = sum(each.cpu_share for each in host.others)
     hungry = [rank for rank in host.ranks if 2 * rank.states.count("R") >= len(rank.states)]
     # A rank that is always ready but seldom runs is a sign in itself, as processes that end meanwhile are not counted.
     busy = 0.5 if any(set(rank.states) == {"R"} and rank.main_share < 0.5 for rank in hungry) else 0.8

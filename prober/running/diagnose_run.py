@@ -96,7 +96,7 @@ def _no_verdict(run: WatchedRun) -> tuple[str, str, tuple[str, ...]] | None:
         size = run.job.size if run.job else None
         says = f"{absent} of the {size} ranks run on no host that was watched, and nothing is wrong with the others"
         failed = [host.name for host in run.hosts if host.failure]
-        addresses = run.unwatched_addresses()
+        addresses = sorted({path.receiver for path in run.paths if not path.is_watched and path.leaves_host})
         where = f"the hosts at {format_names(addresses, MAX_NAMED)}" if addresses else "their hosts"
         needed = f"see to {format_names(failed, MAX_NAMED)}" if failed else f"add {where}"
         return says, needed, _failures(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prober.nccl_logs.cause_texts import checked_by
+from prober.nccl_logs.cause_texts import Cause
 
 MAX_LINES = 6
 FAILURE = 2.0  # as `cost`, puts causes that stop a run before those that slow it
@@ -22,19 +22,12 @@ class RunFinding:
 
 
 @dataclass(frozen=True)
-class RunCause:
-    """The text that all findings of one cause share. `rule` is the rule of `holmes probe` that checks hosts for it."""
-
-    id: str
-    says: str
-    remedy: str
-    source: str
-    rule: str | None = None
+class RunCause(Cause):
+    """A cause that a watched run shows."""
 
     def finding(self, detail: str, *lines: str, cost: float, remedy: str = "") -> RunFinding:
         """Return the finding. `detail` is added to the sentence, and `remedy` precedes the usual one."""
-        helps = f"{remedy}{self.remedy}{checked_by(self.rule)}"
-        return RunFinding(self.id, f"{self.says}: {detail}", helps, lines[:MAX_LINES], cost)
+        return RunFinding(self.id, f"{self.says}: {detail}", self.advice(remedy), lines[:MAX_LINES], cost)
 
 
 STOPPED = RunCause(

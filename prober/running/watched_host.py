@@ -83,11 +83,6 @@ class WatchedHost:
     kernel_log_refused: bool = False
     nccl_log: str = ""
 
-    @property
-    def others_share(self) -> float:
-        """The cores that processes outside the training keep busy."""
-        return sum(each.cpu_share for each in self.others)
-
     def gpus_of(self, ranks: Sequence[WatchedRank]) -> list[WatchedGpu]:
         """Return the GPUs that the ranks compute on."""
         return list({gpu.uuid: gpu for rank in ranks if (gpu := self.gpu_of(rank))}.values())

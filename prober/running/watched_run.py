@@ -113,10 +113,6 @@ class WatchedRun:
         here = sum(len(numbers) for _, numbers, _ in self.missing_local())
         return max(0, self.job.size - len(self.ranks) - here)
 
-    def unwatched_addresses(self) -> list[str]:
-        """Return the addresses that ranks are connected to and that belong to no watched host."""
-        return sorted({path.receiver for path in self.paths if not path.is_watched and path.leaves_host})
-
     def ports(self) -> Iterator[tuple[WatchedHost, RdmaPort]]:
         """Yield the active RDMA ports of hosts with ranks."""
         for host in self.answered:
@@ -133,11 +129,12 @@ class WatchedRun:
         ends = {(each.local, each.remote): host.name for host in self.answered for each in host.connections or ()}
         for rank in self.ranks:
             host = self.by_name[rank.host]
+            names = {str(each.ip): at.name for at in reversed(host.interfaces) for each in at.addresses}
             for each in self.connections_of(rank):
                 local, remote = host_of(each.local), host_of(each.remote)
                 is_inside = local == remote or _is_loopback(remote)
                 peer = host.name if is_inside else ends.get((each.remote, each.local)) or owners.get(remote)
-                interface = "lo" if is_inside else _interface_name(host, local)
+                interface = "lo" if is_inside else names.get(local, local)
                 yield BytePath(host.name, peer or remote, interface, each.traffic.sent, peer is not None)
                 if peer is None:
                     yield BytePath(remote, host.name, interface, each.traffic.received, False)
@@ -189,10 +186,6 @@ def _apart(ranks: Sequence[WatchedRank], place: Callable[[WatchedRank], str]) ->
 def interface_of(host: WatchedHost, name: str) -> Interface | None:
     """Return the interface of that name."""
     return next((each for each in host.interfaces if each.name == name), None)
-
-
-def _interface_name(host: WatchedHost, address: str) -> str:
-    return next((at.name for at in host.interfaces for each in at.addresses if str(each.ip) == address), address)
 
 
 def _is_loopback(address: str) -> bool:

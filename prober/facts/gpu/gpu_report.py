@@ -48,6 +48,7 @@ def _facts(index: int, address: str | None, about: Mapping[Path, str], driver: s
     def lanes(text: str | None) -> int | None:
         return whole_number((text or "").removesuffix("x"))
 
+    uuid = about.get(("Fabric", "ClusterUUID"), "")
     return PartialGpu(
         index=index,
         name=about.get(("Product Name",)),
@@ -69,7 +70,7 @@ def _facts(index: int, address: str | None, about: Mapping[Path, str], driver: s
         fabric_state=about.get(("Fabric", "State")),
         fabric_status=about.get(("Fabric", "Status")),
         fabric_faults=_fabric_faults(about),
-        nvlink_cluster=_cluster_uuid(about.get(("Fabric", "ClusterUUID"))),
+        nvlink_cluster=uuid if re.search(r"[1-9a-f]", uuid.lower()) else None,  # zeros: no other host shares its fabric
         nvlink_clique=whole_number(about.get(("Fabric", "CliqueId"))),
     )
 
@@ -81,11 +82,6 @@ def _fabric_faults(about: Mapping[Path, str]) -> tuple[str, ...]:
     """Return the lines of the fabric's health that report a fault, as printed by driver 570 and later."""
     lines = {path[-1]: value for path, value in about.items() if path[:2] == ("Fabric", "Health")}
     return tuple(f"{name}: {value}" for name, value in lines.items() if value not in _HEALTHY)
-
-
-def _cluster_uuid(text: str | None) -> str | None:
-    """Return the UUID, or None for zeros, as the GPU then shares its NVLink fabric with no other host."""
-    return text if text and re.search(r"[1-9a-f]", text.lower()) else None
 
 
 def _uncorrected(about: Mapping[Path, str]) -> int | None:

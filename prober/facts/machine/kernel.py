@@ -59,6 +59,7 @@ def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
     """Return the kernel's facts in the outputs of uname, lsmod, nproc and systemctl, and in files."""
     hostname, release = _uname(outputs)
     modules, complete = _modules(outputs)
+    driver = tree.value("/proc/driver/nvidia/version")
     memory = dict(re.findall(r"(\w+):\s*(\d{1,12})", "\n".join(tree.values.get("/proc/meminfo", []))))
     return Kernel(
         hostname=hostname,
@@ -66,7 +67,7 @@ def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
         kernel_modules=modules,
         kernel_modules_complete=complete,
         peermem=_peermem(tree, modules, complete),
-        open_gpu_driver=_open_driver(tree),
+        open_gpu_driver=None if driver is None else "Open Kernel Module" in driver,
         iommu_groups=_iommu_groups(outputs, tree),
         iommu_group_types=_iommu_group_types(outputs, tree),
         kernel_command_line=tree.value("/proc/cmdline"),
@@ -125,11 +126,6 @@ def gpu_driver_version(tree: Tree) -> str | None:
     """Return the version of the loaded kernel module of NVIDIA."""
     banner = re.search(r"Kernel Module.*?\s(\d{3}\.\d+(?:\.\d+)?)\s", tree.value("/proc/driver/nvidia/version") or "")
     return tree.value("/sys/module/nvidia/version") or (banner.group(1) if banner else None)
-
-
-def _open_driver(tree: Tree) -> bool | None:
-    version = tree.value("/proc/driver/nvidia/version")
-    return None if version is None else "Open Kernel Module" in version
 
 
 def _iommu_groups(outputs: Sequence[Recorded], tree: Tree) -> int | None:

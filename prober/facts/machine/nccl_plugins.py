@@ -55,9 +55,8 @@ def read_ofi_plugins(outputs: Iterable[Recorded]) -> tuple[OfiPlugin, ...] | Non
         for line in output.whole_lines:
             if match := re.fullmatch(rf"(/[^:]+):{_OFI} ([0-9A-Za-z.+-]+)", line.strip()):
                 versions.setdefault(match.group(1), []).append(match.group(2))
-    return tuple(OfiPlugin(path=path, version=_version(words)) for path, words in versions.items())
-
-
-def _version(words: Iterable[str]) -> str | None:
-    """Return the version, or None for a build of the sources between releases."""
-    return next((word for word in words if re.match(r"\d+\.\d", word)), None)
+    # A build of the sources between releases has no version.
+    return tuple(
+        OfiPlugin(path=path, version=next((word for word in words if re.match(r"\d+\.\d", word)), None))
+        for path, words in versions.items()
+    )

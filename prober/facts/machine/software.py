@@ -46,11 +46,6 @@ def software_command(access: Access) -> Command:
     return Command(in_root(ask), limited=True, shown=ask)
 
 
-def python_was_asked(outputs: Sequence[Recorded]) -> bool:
-    """Return True if the outputs can show a Python. A recording of other tools alone cannot."""
-    return any(output.asks_python for output in outputs)
-
-
 def read_python_failure(outputs: Sequence[Recorded]) -> str | None:
     """Return the last lines of a shell, container or Python that failed, or None if it did not."""
     failed = [output for output in outputs if output.asks_python and output.exit_code not in (0, None)]

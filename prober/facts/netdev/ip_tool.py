@@ -178,11 +178,12 @@ def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
             netdevs.append(PartialNetdev(name=match.group(1), kind=kind, listed=True))
         elif netdevs:
             netdevs[-1] = _with_ifconfig_line(netdevs[-1], line.strip())
-    return tuple(by_key(netdevs, attrgetter("name"), _with_addresses_of).values())
-
-
-def _with_addresses_of(netdev: PartialNetdev, alias: PartialNetdev) -> PartialNetdev:
-    return netdev.model_copy(update={"addresses": (*netdev.addresses, *alias.addresses)})
+    joined = by_key(
+        netdevs,
+        attrgetter("name"),
+        lambda netdev, alias: netdev.model_copy(update={"addresses": (*netdev.addresses, *alias.addresses)}),
+    )
+    return tuple(joined.values())
 
 
 def _with_ifconfig_line(netdev: PartialNetdev, text: str) -> PartialNetdev:

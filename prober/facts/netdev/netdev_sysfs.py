@@ -45,11 +45,11 @@ def _netdev(tree: Tree, name: str) -> PartialNetdev:
     link = tree.links.get(f"{_ROOT}/{name}", "")
     path = pci_path(link)
     driver = tree.links.get(f"{_ROOT}/{name}/device/driver")
-    speed, carrier = whole_number(value("speed")), value("carrier")
+    speed, flags, carrier = whole_number(value("speed")), whole_number(value("flags")), value("carrier")
     trust = value("qos/trust")
     return PartialNetdev(
         name=name,
-        up=_is_up(value("flags"), carrier),
+        up=None if flags is None else bool(flags & _IFF_UP) and carrier != "0",
         mtu=whole_number(value("mtu")),
         speed_bytes_per_s=speed_bytes_per_s(speed),
         kind=_kind(tree, name, link, whole_number(value("type"))),
@@ -66,13 +66,6 @@ def _netdev(tree: Tree, name: str) -> PartialNetdev:
         ecn_priorities=_ecn_priorities(tree, name),
         trust="pcp" if trust == "pcp" else "dscp" if trust == "dscp" else None,
     )
-
-
-def _is_up(flags: str | None, carrier: str | None) -> bool | None:
-    bits = whole_number(flags)
-    if bits is None:
-        return None
-    return bool(bits & _IFF_UP) and carrier != "0"
 
 
 def _kind(tree: Tree, name: str, link: str, link_type: int | None) -> NetdevKind | None:

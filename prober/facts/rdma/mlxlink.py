@@ -43,7 +43,7 @@ def parse_mlxlink(output: Recorded) -> tuple[PortFacts, ...]:
             firmware=lines.get("Firmware Version") or None,
             effective_ber=_error_rate(lines.get("Effective Physical BER")) if state == "Active" else None,
             raw_ber=_error_rate(lines.get("Raw Physical BER")) if state == "Active" else None,
-            fec=_fec(lines.get("FEC")),
+            fec=lines["FEC"][:60] if lines.get("FEC", "N/A") not in ("", "N/A") else None,
         ),
     )
 
@@ -51,10 +51,6 @@ def parse_mlxlink(output: Recorded) -> tuple[PortFacts, ...]:
 def _error_rate(text: str | None) -> float | None:
     """Return the rate of `2E-7`, or of `15E-255`, which stands for no errors."""
     return float(text) if text and re.fullmatch(r"\d{1,6}(?:\.\d{1,6})?E-\d{1,3}", text) else None
-
-
-def _fec(text: str | None) -> str | None:
-    return text[:60] if text and text != "N/A" else None
 
 
 def _link_layer(lines: dict[str, str]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
-from holmes_core.records.devices import Gid, Netdev, Nic, NicKind, PciLink
+from holmes_core.records.devices import Netdev, Nic, NicKind, PciLink
 from holmes_core.records.inventory import Conflict
 from prober.asking.merge import by_key, merged, updated
 from prober.facts.rdma.nic_kind import guid_of, kind_of
@@ -62,17 +62,14 @@ def read_nics(
         if device in (pinned_gbps or {}):
             known = replace(known, rate_gbps=(pinned_gbps or {})[device])
         nics.append(_nic(known, netdevs, links))
-        conflicts += [conflict for conflict in found if not _is_void(conflict, known)]
+        if known.state != "Active":  # its rates and lids mean nothing
+            found = [conflict for conflict in found if conflict.fact not in ("rate_gbps", "lid", "sm_lid")]
+        conflicts += found
         conflicts += _rate_conflict(nics[-1], netdevs)
     rdma_netdevs = {nic.netdev for nic in nics}
     cards = [netdevs[name] for name in physical if name not in rdma_netdevs]
     nics += [_ethernet(card, rdma_ruled_out, links) for card in cards]
     return NicReading(tuple(sorted(nics, key=_natural)), tuple(conflicts))
-
-
-def _is_void(conflict: Conflict, facts: PortFacts) -> bool:
-    """Return True for rates and lids of a port that is not Active, which mean nothing."""
-    return conflict.fact in ("rate_gbps", "lid", "sm_lid") and facts.state != "Active"
 
 
 def _rate_conflict(nic: Nic, netdevs: Mapping[str, Netdev]) -> list[Conflict]:
@@ -99,7 +96,10 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
     netdev = netdevs.get(port.netdev or "")
     kind = kind_of(port, netdev)
     state = port.state or _state_of_netdev(kind, port.netdev_up)
-    gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
+    gids = port.gids
+    if kind == "InfiniBand":  # for which the kernel and show_gids print v1
+        gids = tuple(each.model_copy(update={"type": "IB"}) if each.type == "RoCE v1" else each for each in gids)
+    prefix = port.subnet_prefix or next((subnet_prefix(entry.gid) for entry in gids if entry.index == 0), None)
     foreign = _is_foreign(port, kind, state, bool(netdevs))
     usable, why = (False, FOREIGN) if foreign else usability(kind, state, port.gid_unknown is True and not gids)
     pci_address = port.pci_address or (netdev.pci_address if netdev else None)
@@ -107,7 +107,7 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
         "kind": kind,
         "rate_gbps": _rate_gbps(port, kind, state, netdev),
         "state": state,
-        "subnet_prefix": _subnet_prefix(port) if kind == "InfiniBand" else None,
+        "subnet_prefix": prefix if kind == "InfiniBand" else None,
         "usable_by_nccl_ib": usable,
         "why": why,
         "sm_guid": port.sm_guid if kind == "InfiniBand" else None,
@@ -171,16 +171,6 @@ def _rate_gbps(port: PortFacts, kind: NicKind, state: str | None, netdev: Netdev
     if kind == "RoCE" and state == "Active" and netdev and netdev.speed_bytes_per_s:
         return netdev.speed_bytes_per_s * 8 / 1e9
     return None
-
-
-def _subnet_prefix(port: PortFacts) -> str | None:
-    """Return the subnet prefix from a source, or the first half of the default GID."""
-    return port.subnet_prefix or next((subnet_prefix(entry.gid) for entry in port.gids if entry.index == 0), None)
-
-
-def _with_right_type(entry: Gid, kind: NicKind) -> Gid:
-    """Return the GID with type IB on InfiniBand, for which the kernel and show_gids print v1."""
-    return entry.model_copy(update={"type": "IB"}) if kind == "InfiniBand" and entry.type == "RoCE v1" else entry
 
 
 def _is_virtual(port: PortFacts) -> bool | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from holmes_core.records.devices import Gid
@@ -102,6 +102,8 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
     link_layer = link_layer_word(files.get("link_layer"))
     gids = _gids(files)
     driver = tree.links.get(f"{_ROOT}/{device}/device/driver")
+    netdevs = tree.listed.get(f"{_ROOT}/{device}/device/net", ())
+    traffic_class = re.fullmatch(r"Global tclass=(\d{1,3})", about.get("tc/1/traffic_class", ""))  # of MLNX_OFED
     return PortFacts(
         device,
         port,
@@ -112,7 +114,7 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
         phys_state=phys_state_word(files.get("phys_state")),
         rate_gbps=number(files.get("rate")),
         netdev=next((entry.netdev for entry in gids if entry.netdev), files.get("gid_attrs/ndevs/0"))
-        or _only(tree.listed.get(f"{_ROOT}/{device}/device/net", ())),
+        or (netdevs[0] if len(netdevs) == 1 else None),
         subnet_prefix=subnet_prefix(files.get("gids/0")) if link_layer == "InfiniBand" else None,
         sm_lid=whole_number(files.get("sm_lid")),
         lid=whole_number(files.get("lid")),
@@ -128,7 +130,7 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
         virtual_function=_is_virtual(tree, device),
         gids=gids,
         pkeys=_pkeys(files),
-        traffic_class=_traffic_class(about.get("tc/1/traffic_class")),
+        traffic_class=int(traffic_class[1]) if traffic_class else None,
         counters=_counters(files),
     )
 
@@ -144,10 +146,6 @@ def _gids(files: Mapping[str, str]) -> tuple[Gid, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.index))
 
 
-def _only(names: Sequence[str]) -> str | None:
-    return names[0] if len(names) == 1 else None
-
-
 def _pkeys(files: Mapping[str, str]) -> tuple[int, ...] | None:
     """Return the P_Keys in order of index, with 0 for void entries, or None if none was read."""
     table: dict[int, int] = {}
@@ -156,12 +154,6 @@ def _pkeys(files: Mapping[str, str]) -> tuple[int, ...] | None:
         if match and key is not None and 0 < key <= 0xFFFF:
             table[int(match.group(1))] = key
     return tuple(table.get(index, 0) for index in range(max(table) + 1)) if table else None
-
-
-def _traffic_class(text: str | None) -> int | None:
-    """Return the traffic class of `Global tclass=106`, the form of MLNX_OFED."""
-    match = re.fullmatch(r"Global tclass=(\d{1,3})", text or "")
-    return int(match.group(1)) if match else None
 
 
 def _counters(files: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
