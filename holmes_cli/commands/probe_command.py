@@ -32,7 +32,7 @@ from prober.differences import changes
 from prober.findings.audit import refuses
 from prober.findings.catalogue import explain
 from prober.kept_links import WithKept, with_kept_links
-from prober.links.links import estimate_s
+from prober.links.link_estimate import estimate_s
 from prober.probe import replay, script_to_run
 
 

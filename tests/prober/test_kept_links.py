@@ -5,7 +5,7 @@ from __future__ import annotations
 from holmes_core.records.inventory import Inventory
 from prober.differences import changes
 from prober.kept_links import with_kept_links
-from prober.links.links import estimate_s
+from prober.links.link_estimate import estimate_s
 from tests.planner.fleets import GBPS, cpu_inventory, netdev
 from tests.planner.measured_links import measured, with_links, with_trunk
 
