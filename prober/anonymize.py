@@ -1,4 +1,4 @@
-"""A recording that a site may give away: names and addresses are replaced, facts of the machines stay."""
+"""A recording to share: names and addresses are replaced, and facts about the machines are kept."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from prober.asking.recording import (
     HostNotes,
     HostRecording,
     Recorded,
-    read_security,
-    read_stated_trunks,
+    read_site,
     refuse_used_folder,
     write_recording,
-    write_security,
-    write_stated_trunks,
+    write_site,
 )
 from prober.facts.machine.confinement import VARIABLES
 from prober.findings.tool_findings import READ_TOOLS
@@ -36,23 +34,22 @@ _FILE_TOOLS = ("cat", "head", "tail", "grep", "find")
 
 
 def anonymize(folder: Path, to: Path) -> None:
-    """Write the recording or the answers in `folder` to `to`, under a new key that is thrown away.
+    """Write the recording or the answers in `folder` to `to`, under a new key that is discarded.
 
     Raises:
         HolmesError: A file cannot be read or written, or `to` holds a recording.
     """
     refuse_used_folder(to)
-    recorded, trunks, security = read_hosts(folder), read_stated_trunks(folder), read_security(folder)
+    recorded, (trunks, security) = read_hosts(folder), read_site(folder)
     anonymous = AnonymousText(secrets.token_bytes(KEY_BYTES))
     for name, recording in anonymous_hosts(recorded, anonymous).items():
         write_recording(to, name, recording.outputs, recording.notes)
     pins = {recording.notes.cluster for recording in recorded.values()}
-    write_stated_trunks(to, [_trunk(anonymous, each, pins) for each in trunks])
-    write_security(to, _security(anonymous, security))
+    write_site(to, [_trunk(anonymous, each, pins) for each in trunks], _security(anonymous, security))
 
 
 def anonymous_hosts(recorded: Mapping[str, HostRecording], anonymous: AnonymousText) -> dict[str, HostRecording]:
-    """Return the hosts in their order, under other names. `anonymous` learns from all of them first."""
+    """Return the hosts in their order under other names. `anonymous` learns from all of them first."""
     for name in recorded:
         anonymous.name(name, "host")
     for name, recording in recorded.items():
@@ -80,7 +77,7 @@ def _learn(anonymous: AnonymousText, name: str, recording: HostRecording) -> Non
 
 
 def _own_names(outputs: Iterable[Recorded]) -> Iterable[str]:
-    """Yield the names that the host gives itself, and the labels of a parallel shell."""
+    """Yield the host's own names and the labels of a parallel shell."""
     for output in outputs:
         words = output.plain.split()
         if command_words(output.command).labelled:
@@ -112,7 +109,7 @@ def _output(anonymous: AnonymousText, output: Recorded) -> Recorded:
 
 
 def _without_prefixes(output: Recorded) -> str:
-    """The command without a prompt, and without words before the tool that name hosts, users and containers."""
+    """Return the command without a prompt and without words before the tool, which name hosts, users and containers."""
     if output.command.startswith(output.tool):
         return output.command
     labels_stay = "pdsh -w hosts " if command_words(output.command).labelled else ""
@@ -122,7 +119,7 @@ def _without_prefixes(output: Recorded) -> str:
 
 
 def _asks_the_kernel(output: Recorded) -> bool:
-    """Return True if all files named are the kernel's, or settings and libraries of NCCL."""
+    """Return True if all files in the command are the kernel's, or settings and libraries of NCCL."""
     paths = [word for word in output.words if word.startswith("/")]
     return bool(paths) and all(re.match(r"/(?:sys|proc)/|.*(?:nccl\.conf|\.so[0-9.]*)$", path) for path in paths)
 
@@ -133,7 +130,7 @@ def _is_read(line: str) -> bool:
 
 
 def _notes(anonymous: AnonymousText, notes: HostNotes) -> HostNotes:
-    """The notes without the way to the host, its pin and its labels under other names."""
+    """Return the notes without the access to the host, and with its pin and its labels under other names."""
     hints = notes.hints.model_copy(
         update={
             "network": tuple(anonymous.name(label, "switch") for label in notes.hints.network),

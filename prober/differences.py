@@ -1,4 +1,4 @@
-"""Differences between the hosts of one cluster, and between two inventories of the same hosts. Pure."""
+"""Differences between the hosts of one cluster, and between two inventories of the same hosts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.units import format_memory, format_rate
 
-SAME_RATE = 1.2  # times: figures of one link differ by a tenth from one test to the next
+SAME_RATE = 1.2  # times: figures of one link vary by a tenth between tests
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact that is not the same everywhere: each value and the hosts that have it."""
+    """One fact that differs, with each value and the hosts that have it."""
 
     subject: str  # a cluster, or a host
     fact: str
@@ -41,12 +41,8 @@ def _netdevs(host: Host) -> str | None:
     return ", ".join(f"{n.name} {format_rate(n.speed_bytes_per_s)} MTU {n.mtu}" for n in used) or None
 
 
-def _reachable(host: Host) -> str | None:
-    return "yes" if host.reachable else "no"
-
-
 FACTS: Mapping[str, Callable[[Host], str | None]] = {
-    "reachable": _reachable,
+    "reachable": lambda host: "yes" if host.reachable else "no",
     "GPUs": _gpus,
     "GPU driver": lambda host: host.gpu_driver_version,
     "usable RDMA ports (Gbit/s)": _ports,
@@ -62,20 +58,18 @@ FACTS: Mapping[str, Callable[[Host], str | None]] = {
 
 
 def peer_differences(inventory: Inventory) -> tuple[Difference, ...]:
-    """Facts in which the hosts of a cluster differ; a fact not known on a host counts as a value of its own."""
-    found = []
+    """Return the facts that differ between hosts of a cluster. Not known counts as a separate value."""
+    found: list[Difference] = []
     for cluster in inventory.clusters:
         hosts = [inventory.host(name) for name in cluster.hosts]
         for fact, read in FACTS.items():
-            difference = _difference(cluster.name, fact, [(host.name, read(host)) for host in hosts])
-            if difference is not None:
-                found.append(difference)
+            found += _difference(cluster.name, fact, [(host.name, read(host)) for host in hosts])
     return tuple(found)
 
 
 def changes(older: Inventory, newer: Inventory) -> tuple[Difference, ...]:
-    """Facts of hosts that changed from `older` to `newer`, and hosts or clusters that came or went."""
-    found = []
+    """Return the facts of hosts that changed from `older` to `newer`, and hosts and clusters that came or went."""
+    found: list[Difference] = []
     before, after = {host.name: host for host in older.hosts}, {host.name: host for host in newer.hosts}
     for name in dict.fromkeys((*before, *after)):
         if name not in before or name not in after:
@@ -86,17 +80,13 @@ def changes(older: Inventory, newer: Inventory) -> tuple[Difference, ...]:
             found.append(Difference(name, "host", values))
             continue
         for fact, read in FACTS.items():
-            difference = _difference(name, fact, [("older", read(before[name])), ("newer", read(after[name]))])
-            if difference is not None:
-                found.append(difference)
-        moved = _difference(name, "cluster", [("older", _cluster(older, name)), ("newer", _cluster(newer, name))])
-        if moved is not None:
-            found.append(moved)
+            found += _difference(name, fact, [("older", read(before[name])), ("newer", read(after[name]))])
+        found += _difference(name, "cluster", [("older", _cluster(older, name)), ("newer", _cluster(newer, name))])
     return (*found, *_changed_wire(_wire(older), _wire(newer)))
 
 
 Rates = Mapping[tuple[str, str], float]
-"""Bytes/s of payload by the ends of a wire and its network or method."""
+"""Bytes per second of payload by the ends of a wire and its network or method."""
 
 
 def _wire(inventory: Inventory) -> Rates:
@@ -115,7 +105,7 @@ def _wire(inventory: Inventory) -> Rates:
 
 
 def _changed_wire(older: Rates, newer: Rates) -> Iterator[Difference]:
-    """Links and trunks that came, went, or whose rate is another by more than two tests of one link may differ."""
+    """Yield links and trunks that came, went, or changed their rate by more than two tests of one link vary."""
     for key in dict.fromkeys((*older, *newer)):
         rates = older.get(key), newer.get(key)
         known = [rate for rate in rates if rate is not None]
@@ -125,17 +115,14 @@ def _changed_wire(older: Rates, newer: Rates) -> Iterator[Difference]:
 
 
 def _cluster(inventory: Inventory, host: str) -> str | None:
-    """The other hosts of the host's cluster: its name may change though its members do not."""
-    for cluster in inventory.clusters:
-        if host in cluster.hosts:
-            return ", ".join(cluster.hosts)
-    return None
+    """Return the members of the host's cluster, because its name may change although they do not."""
+    return next((", ".join(cluster.hosts) for cluster in inventory.clusters if host in cluster.hosts), None)
 
 
-def _difference(subject: str, fact: str, read: Sequence[tuple[str, str | None]]) -> Difference | None:
+def _difference(subject: str, fact: str, read: Sequence[tuple[str, str | None]]) -> Iterator[Difference]:
+    """Yield the difference if the values that were read differ."""
     values: dict[str, list[str]] = {}
     for who, value in read:
         values.setdefault(value or "not known", []).append(who)
-    if len(values) < 2:
-        return None
-    return Difference(subject, fact, tuple((value, tuple(who)) for value, who in values.items()))
+    if len(values) > 1:
+        yield Difference(subject, fact, tuple((value, tuple(who)) for value, who in values.items()))

@@ -1,4 +1,4 @@
-"""Measurements of an older probe that still hold: those between hosts whose ports and addresses are as they were."""
+"""Measurements of an older probe that still hold, because the hosts' ports and addresses have not changed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_NAMED = 6
 
 @dataclass(frozen=True)
 class WithKept:
-    """An inventory with the measurements that still hold, and a sentence about those that do not."""
+    """An inventory with the measurements that still hold, and a sentence about the others."""
 
     inventory: Inventory
     lost: str | None
 
 
 def with_kept_links(older: Inventory, newer: Inventory) -> WithKept:
-    """Return `newer`, whose probe measured nothing, with what `older` measured and still holds."""
+    """Return `newer`, whose probe measured nothing, with the measurements of `older` that still hold."""
     changed = {host.name for host in older.hosts if not _is_unchanged(host, newer)}
     homes = {name: cluster.name for cluster in newer.clusters for name in cluster.hosts}
     links = tuple(
@@ -56,7 +56,7 @@ def _is_unchanged(host: Host, newer: Inventory) -> bool:
 
 
 def _ports(host: Host) -> object:
-    """The names, addresses, rates and kinds of a host's ports, without counters."""
+    """Return the names, addresses, rates and kinds of a host's ports, without counters."""
     netdevs = {
         (netdev.name, netdev.up, netdev.mtu, netdev.addresses, netdev.speed_bytes_per_s)
         for netdev in host.netdevs

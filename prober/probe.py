@@ -1,4 +1,4 @@
-"""Ask all hosts at once, one SSH round trip each, or read a recording; and put the Inventory together."""
+"""The probe: asking all hosts at once, in one SSH round trip each, or reading a recording, for an Inventory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holmes_core.records.access import Access
 from holmes_core.records.inventory import Finding, Host, Inventory
 from holmes_core.records.link import IN_THE_CLEAR, Security
 from holmes_core.remote.connect import connect
-from holmes_core.remote.transport import Completed, Connection, last_lines
+from holmes_core.remote.transport import Connection, last_lines
 from prober.asking.answers import read_hosts
 from prober.asking.commands import cut, fresh_token, script
 from prober.asking.recording import (
@@ -26,11 +26,9 @@ from prober.asking.recording import (
     HostRecording,
     Recorded,
     make_recording_folder,
-    read_security,
-    read_stated_trunks,
+    read_site,
     write_recording,
-    write_security,
-    write_stated_trunks,
+    write_site,
 )
 from prober.fabrics.clusters import find_clusters, find_shared_network, place_hosts
 from prober.fabrics.nvlink_domains import domain_findings, find_nvlink_domains
@@ -51,27 +49,26 @@ from prober.rules.reported_rules import NO_ANSWER, RULE_OF_ERROR, UNREACHABLE
 
 HOST_TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 0.5
-MAX_AT_ONCE = 256  # most of them wait for the second reading of the NIC counters
-MAX_CONNECTING = 64  # logging in costs this side some 50 ms of a core, and more at once would run into SSH's time-outs
+MAX_AT_ONCE = 256  # most hosts wait for the second reading of the NIC counters
+MAX_CONNECTING = 64  # a login takes some 50 ms of a local core, and more at once would run into SSH's time-outs
 _connecting = threading.BoundedSemaphore(MAX_CONNECTING)
 
 Progress = Callable[[str, str], None]
 TryOpenPairs = Callable[[Inventory, Placing], Sequence[RdmaVerdict]]
-"""Runs trials of RDMA between hosts that facts neither join nor hold apart."""
+"""Runs trials of RDMA between hosts that facts neither join nor separate."""
 
 
 def probe(
     hosts_file: HostsFile, progress: Progress, record: Path | None = None, try_open_pairs: TryOpenPairs | None = None
 ) -> Inventory:
-    """Return the Inventory of all hosts. Calls `progress(host, state)` after each host; `record` keeps raw outputs.
+    """Return the Inventory of all hosts. Call `progress(host, state)` after each host, and keep outputs in `record`.
 
     `try_open_pairs` measures between clusters that facts leave open. A host that cannot be reached or read stays in the
-    inventory with a finding, and hides no other.
+    inventory with a finding, and does not affect others.
     """
     recorded = ask_all(hosts_file, functools.partial(_ask_host, hosts_file), progress, record)
     if record is not None:
-        write_stated_trunks(record, hosts_file.trunks)
-        write_security(record, hosts_file.security)
+        write_site(record, hosts_file.trunks, hosts_file.security)
     read = [read_recording(name, recording) for name, recording in recorded.items()]
     stated = hosts_file.trunks, hosts_file.security
     inventory = inventory_of_read(read, *stated)
@@ -88,8 +85,8 @@ def ask_all(
 ) -> dict[str, HostRecording]:
     """Return the answers of all hosts by name, in order, and keep them in the folder `record`.
 
-    `ask` gets a host and its position. Ctrl-C ends it at once, as its threads end with the process. A pool would wait
-    for its own. Once `gives_up`, a host that has not answered is one that failed.
+    `ask` gets a host and its position. Ctrl-C ends it at once, because the threads end with the process; a pool would
+    wait for its threads. Once `gives_up`, hosts without an answer have failed.
 
     Raises:
         HolmesError: `record` holds a recording, or cannot be written.
@@ -135,20 +132,24 @@ def _given_up(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
 
 
 def script_to_run() -> str:
-    """Return a shell script with all questions of `probe`, for hosts that Holmes cannot reach; see `replay`."""
+    """Return a shell script with all commands of `probe`, for hosts that Holmes cannot reach. See `replay`."""
     about = "# Made by `holmes probe --script`. It only reads, and needs no root: `sh probe.sh > HOST.txt`."
     return f"#!/bin/sh\n{about}\n{script(commands(Access()), fresh_token())}"
 
 
 def replay(folder: Path) -> Inventory:
-    """The Inventory of the recording or answers in `folder`. Raises HolmesError naming file and key."""
-    return inventory_of(read_hosts(folder), read_stated_trunks(folder), read_security(folder))
+    """Return the Inventory of the recording or answers in `folder`.
+
+    Raises:
+        HolmesError: A file or key cannot be read. The message names it.
+    """
+    return inventory_of(read_hosts(folder), *read_site(folder))
 
 
 def inventory_of(
     recorded: Mapping[str, HostRecording], stated: Sequence[StatedTrunk] = (), security: Security = IN_THE_CLEAR
 ) -> Inventory:
-    """The Inventory of what hosts answered, by host name, and of what hosts.yaml says of the ways between clusters.
+    """Return the Inventory of the hosts' answers by name, with the trunks and security that hosts.yaml states.
 
     The same answers give the same inventory.
     """
@@ -159,7 +160,7 @@ def inventory_of(
 
 @dataclass(frozen=True)
 class ReadHost:
-    """A host as its recording shows it, faults of the recording, and the cluster that hosts.yaml pins."""
+    """A host as its recording shows it, findings on the recording, and its cluster in hosts.yaml."""
 
     host: Host
     findings: tuple[Finding, ...]
@@ -167,7 +168,7 @@ class ReadHost:
 
 
 def read_recording(name: str, recording: HostRecording) -> ReadHost:
-    """One host with its rails, from only its recording."""
+    """Return one host with its rails, from its recording alone."""
     notes = recording.notes
     failure = notes.failure
     if failure is None and not recording.outputs:
@@ -187,9 +188,9 @@ def inventory_of_read(
     security: Security = IN_THE_CLEAR,
     trials: Sequence[RdmaVerdict] = (),
 ) -> Inventory:
-    """The Inventory of hosts that were read one by one: their clusters, what joins them, and the audit.
+    """Return the Inventory of hosts that were read one by one, with clusters, networks and the audit.
 
-    `trials` settle what facts leave open of the clusters.
+    `trials` decide on clusters that facts leave open.
     """
     pinned = _pins(read)
     hosts = with_own_bridges([each.host for each in read], pinned)
@@ -231,7 +232,7 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
         outputs, asked_at, answered_at = ask_by_script(
             entry.name, access, lambda token: script(commands(access), token)
         )
-    except Exception as error:  # one host never costs the others
+    except Exception as error:  # one host must not stop the others
         return HostRecording((), notes.model_copy(update={"failure": failure_of(entry.name, error)}))
     clock = parse_clock(outputs)
     if clock is not None:
@@ -255,10 +256,11 @@ def failure_of(name: str, error: Exception) -> Finding:
 
 
 def _least_skew_s(after_asking_s: float, after_answer_s: float) -> float:
-    """Return the smallest skew that explains when a host's clock was read.
+    """Return the smallest skew that explains the readings of a host's clock.
 
-    On the host's clock the script began `after_asking_s` after the question and ended `after_answer_s`, usually less
-    than 0, after its answer was here. A login shell may take seconds to start it, so neither is the skew itself.
+    On the host's clock, the script began `after_asking_s` after the question was sent, and ended `after_answer_s` after
+    the answer arrived, which is usually negative. A login shell may take seconds to start the script, so neither is the
+    skew itself.
     """
     return max(after_answer_s, min(0.0, after_asking_s))
 
@@ -270,9 +272,12 @@ def ask_by_script(
     timeout_s: float = HOST_TIMEOUT_S,
     connecting: Callable[[str, Access], Connection] = connect,
 ) -> tuple[tuple[Recorded, ...], float, float]:
-    """Return all outputs of one host, in one round trip, and when it was asked and answered; nothing is written there.
+    """Return all outputs of one host from one round trip, and the times of question and answer. Write nothing there.
 
-    `make` returns the script for the first word of its markers. Raises HolmesError where the host does not answer.
+    `make` returns the script for the first word of its markers.
+
+    Raises:
+        HolmesError: The host does not answer.
     """
     token = fresh_token()
     with _connecting:
@@ -283,15 +288,10 @@ def ask_by_script(
         answered_at = time.time()
     finally:
         connection.close()
-    said = "; ".join(last_lines(answer.stderr, 2))
-    outputs = cut(answer.stdout.decode(errors="replace"), token, said)
+    outputs = cut(answer.stdout.decode(errors="replace"), token, "; ".join(last_lines(answer.stderr, 2)))
     if not outputs:
-        raise _no_answer(name, answer)
+        words = "; ".join(last_lines(answer.stderr, 2) or last_lines(answer.stdout, 2)) or "without a word"
+        lost = " (killed, or the connection was lost)" if answer.exit_code < 0 else ""
+        what = f"its shell ended with status {answer.exit_code}{lost} and ran nothing that was asked: {words}"
+        raise HostError(name, "no answer", what, NO_ANSWER.remedy)
     return outputs, asked_at, answered_at
-
-
-def _no_answer(name: str, answer: Completed) -> HostError:
-    words = "; ".join(last_lines(answer.stderr, 2) or last_lines(answer.stdout, 2)) or "without a word"
-    lost = " (killed, or the connection was lost)" if answer.exit_code < 0 else ""
-    what = f"its shell ended with status {answer.exit_code}{lost} and ran nothing that was asked: {words}"
-    return HostError(name, "no answer", what, NO_ANSWER.remedy)

@@ -1,4 +1,4 @@
-"""From a host's raw outputs to its record. Pure: the same outputs give the same Host and Findings."""
+"""The reading of a host's record from its raw outputs. The same outputs give the same Host."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PciDevices = Mapping[str, pci_tree.PciFacts]
 
 
 def commands(access: Access) -> tuple[Command, ...]:
-    """Everything one probe asks a host, in the order of asking."""
+    """Return all commands of one probe in order."""
     return (
         limits.CLOCK,
         rdma_sysfs.COUNTERS,
@@ -70,26 +70,11 @@ def commands(access: Access) -> tuple[Command, ...]:
         *(flow_control.MLNX_QOS, flow_control.DCB),
         *(pci_tree.SYSFS, pci_tree.PATHS, pci_tree.LSPCI, pci_tree.LSPCI_VVV, pci_tree.LSPCI_DENIED),
         *(gpu_query.QUERY, *gpu_query.OTHER_QUERIES, gpu_text.TABLE),
-        *(
-            gpu_text.LIST,
-            gpu_text.NVLINKS,
-            gpu_text.TOPOLOGY,
-            gpu_processes.PROCESSES,
-            gpu_report.REPORT,
-            kernel.SERVICES,
-        ),
+        *(gpu_text.LIST, gpu_text.NVLINKS, gpu_text.TOPOLOGY, gpu_processes.PROCESSES, gpu_report.REPORT),
+        kernel.SERVICES,
         *(other_accelerators.ROCM_SMI, other_accelerators.NPU_SMI),
-        *(
-            kernel.LSMOD,
-            kernel.MODULES,
-            kernel.FILES,
-            kernel.MEMORY,
-            kernel.CPUS,
-            kernel.IOMMU,
-            kernel.IOMMU_TYPES,
-            kernel.VIRTUAL,
-            kernel_log.LOG,
-        ),
+        *(kernel.LSMOD, kernel.MODULES, kernel.FILES, kernel.MEMORY, kernel.CPUS),
+        *(kernel.IOMMU, kernel.IOMMU_TYPES, kernel.VIRTUAL, kernel_log.LOG),
         *(tuning.FILES, tuning.FILTERS, tuning.FIREWALLD),
         *(limits.MEMLOCK, limits.NOFILE, limits.SHM, limits.UVERBS, limits.OWN_NAME),
         *(confinement.SIGNS, confinement.CGROUPS),
@@ -101,7 +86,7 @@ def commands(access: Access) -> tuple[Command, ...]:
 
 
 def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
-    """The Host in `outputs`; what no output shows is None. `notes` has what only the asking side knows."""
+    """Return the Host in `outputs`. Facts that no output shows are None. `notes` has facts of the controller's side."""
     tree = read_tree(outputs)
     about = kernel.read_kernel(outputs, tree)
     pci = _pci(outputs, tree)
@@ -126,7 +111,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
         default_route_netdev=ip_routes.parse_default_route(outputs),
         routes=ip_routes.parse_routes(outputs),
         software=software.read_software(outputs),
-        python_asked=software.python_was_asked(outputs),
+        python_asked=any(output.asks_python for output in outputs),
         python_failure=software.read_python_failure(outputs),
         gpu_driver_version=gpu_reading.driver_version or kernel.gpu_driver_version(tree),
         other_accelerators=other_accelerators.read_other_accelerators(outputs),
@@ -160,7 +145,7 @@ def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
 
 
 def _pci(outputs: Sequence[Recorded], tree: Tree) -> PciDevices:
-    """PCI devices by address, from sysfs and every output of lspci."""
+    """Return the PCI devices by address, from sysfs and all outputs of lspci."""
     from_lspci = [pci_tree.parse_lspci(output) for output in outputs if output.tool == "lspci"]
     return pci_tree.merge_pci([pci_tree.parse_pci_sysfs(tree), *from_lspci])
 
@@ -172,7 +157,7 @@ def _nics(
     rdma_ruled_out: bool | None,
     stated_gbps: Mapping[str, float],
 ) -> nics.NicReading:
-    """The NICs of RDMA ports and of netdevs that are cards."""
+    """Return the NICs of RDMA ports and of netdevs that are cards."""
     by_name = {netdev.name: netdev for netdev in found.netdevs}
     links = {address: device.link for address, device in pci.items() if device.link is not None}
     return nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical, stated_gbps)
@@ -185,21 +170,21 @@ def _known_nics(
     known_gpus: Iterable[PartialGpu],
     notes: HostNotes,
 ) -> tuple[Nic, ...]:
-    """The NICs, with those told that the verbs library cannot open, and those that manage NVSwitches."""
-    openable = verbs_library.with_unopenable_told(found, outputs, notes.access.container is not None)
+    """Return the NICs, marked if the verbs library cannot open them or if they manage NVSwitches."""
+    openable = verbs_library.with_unopenable_marked(found, outputs, notes.access.container is not None)
     marked_pci = {address for address, device in pci.items() if device.manages_switches}
     gpu_names = [gpu.name for gpu in known_gpus if gpu.name]
-    return nvlink_bridge.with_bridges_told(openable, gpu_names, nvlink_bridge.marked_devices(outputs), marked_pci)
+    return nvlink_bridge.with_bridges_marked(openable, gpu_names, nvlink_bridge.marked_devices(outputs), marked_pci)
 
 
 def _gpu_count(outputs: Sequence[Recorded], tree: Tree, found: int) -> int | None:
-    """Return the number of GPUs on the PCI bus, or None if only a filtered lspci, which may hide them, shows none."""
+    """Return the number of GPUs on the PCI bus, or None if none is shown and a filter of lspci may hide them."""
     whole = any(output.tool == "lspci" and not output.filtered for output in outputs)
     return found if found or whole or any(pci_tree.parse_pci_sysfs(tree)) else None
 
 
 def _from_lspci(devices: Iterable[pci_tree.PciFacts]) -> list[PartialGpu]:
-    """The GPUs that lspci shows, in its order, which is nvidia-smi's too."""
+    """Return the GPUs that lspci shows, in its order, which is the order of nvidia-smi."""
     return [
         PartialGpu(index=index, name=device.name, pci_address=device.address) for index, device in enumerate(devices)
     ]
@@ -231,7 +216,7 @@ def _port_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Se
 def _netdev_sources(outputs: Sequence[Recorded], tree: Tree) -> list[tuple[str, Sequence[PartialNetdev]]]:
     """Return each source's facts on netdevs, in order of trust.
 
-    /sys may show another network namespace than the one the host is in; `ip` shows which interfaces are ours.
+    /sys may show another network namespace, so only interfaces that `ip` shows count.
     """
     from_ip = _all(outputs, "ip", ip_tool.parse_ip)
     ours = {netdev.name for netdev in from_ip}
@@ -253,20 +238,17 @@ def _netdevs_by_pci(ports: Iterable[tuple[str, Iterable[PortFacts]]]) -> dict[st
 
 def _rdma_ruled_out(outputs: Iterable[Recorded], tree: Tree, about: kernel.Kernel) -> bool | None:
     """Return True if the host has no RDMA device: sysfs has none, or the kernel has no RDMA core loaded."""
-    if "/sys/class/infiniband" in tree.absent or any(_lists_no_device(output) for output in outputs):
+    asked = [output for output in outputs if output.tool == "rdma" and output.exit_code == 0]
+    lists_none = any(output.plain.strip() in ("", "[]", "[ ]") for output in asked)
+    if "/sys/class/infiniband" in tree.absent or lists_none:
         return True
     if about.kernel_modules is not None and about.kernel_modules_complete and "ib_core" not in about.kernel_modules:
         return "ib_uverbs" not in about.kernel_modules
     return None
 
 
-def _lists_no_device(output: Recorded) -> bool:
-    """The kernel lists no RDMA device to `rdma`: the answer is empty, or the empty list."""
-    return output.tool == "rdma" and output.exit_code == 0 and output.plain.strip() in ("", "[]", "[ ]")
-
-
 def _counter_interval_s(outputs: Sequence[Recorded], known_nics: Iterable[Nic]) -> float | None:
-    """Seconds between the two readings of NIC counters: right after the first clock, and right before the last."""
+    """Return the seconds between the readings of NIC counters, right after the first and before the last clock."""
     clock = limits.parse_clock(outputs)
     read_twice = any(nic.counter_growth is not None for nic in known_nics)
     return round(clock[1] - clock[0], 1) if clock and read_twice and clock[1] > clock[0] else None
@@ -275,7 +257,7 @@ def _counter_interval_s(outputs: Sequence[Recorded], known_nics: Iterable[Nic]) 
 def _nearest_nics(
     pci: PciDevices, known_nics: Iterable[Nic]
 ) -> tuple[dict[str, tuple[str | None, tuple[str, ...]]], dict[str, int]]:
-    """The nearest NICs of each GPU, by device name where it is known, and its NUMA node; by PCI address."""
+    """Return the path to the nearest NICs of each GPU and their names if known, and its NUMA node, by PCI address."""
     names = {nic.pci_address: nic.device for nic in known_nics if nic.pci_address}
     nearest, numa = {}, {}
     for device in pci_tree.gpus_of(pci.values()):

@@ -1,4 +1,4 @@
-"""The text of a rule: one for its findings, wherever they are made, and for the catalogue."""
+"""The text of a rule, for its findings and for the catalogue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIN = "pin `cluster:` in hosts.yaml"
 
 @dataclass(frozen=True)
 class EvidenceLine:
-    """A line of evidence with its own remedy: the rule's, with the names of the devices filled in."""
+    """A line of evidence with its own remedy, such as the rule's with the names of devices filled in."""
 
     evidence: str
     remedy: str
@@ -23,7 +23,7 @@ class EvidenceLine:
 class RuleText:
     """The text that all findings of one rule share.
 
-    `checks` ends the sentence "it is found when ..."; `source` names the document, file or thread that says so.
+    `checks` completes the sentence "it is found when ...". `source` names the document, file or thread behind it.
     """
 
     id: str
@@ -34,7 +34,7 @@ class RuleText:
     source: str
 
     def finding(self, hosts: Sequence[str], seen: str | EvidenceLine, remedy: str | None = None) -> Finding:
-        """The finding of what was seen on `hosts`; a remedy that comes with the evidence or the call goes first."""
+        """Return the finding on `hosts`. A remedy of the evidence or the call overrides the rule's."""
         evidence = seen.evidence if isinstance(seen, EvidenceLine) else seen
         own = seen.remedy if isinstance(seen, EvidenceLine) else remedy
         return Finding(

@@ -1,1 +1,1 @@
-"""Asking hosts: commands sent in one script, their answers cut apart again, recordings of both."""
+"""Asking hosts: the script of all commands, the outputs cut from its answer, and recordings of both."""

@@ -1,4 +1,4 @@
-"""Outputs without the names, addresses, identifiers and paths of a site; facts of the machines stay."""
+"""Outputs with the names, addresses, identifiers and paths of a site replaced. Facts about machines are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATTERNS = {
     "dashes": rf"(?<![\w-]){_HEX}{{2}}(?:-{_HEX}{{2}}){{5,7}}(?![\w-])",
     "guid": rf"\b0x{_HEX}{{13,16}}\b",
     "enx": r"\benx[0-9a-f]{12}\b",
-    # After a `-`, as in a range and in versions, only what starts as a private one.
+    # After a `-`, as in ranges and versions, only private addresses.
     "ipv4": r"(?<![\w.])(?:(?<!-)|(?=10\.|172\.|192\.168\.))[0-9]{1,3}(?:\.[0-9]{1,3}){3}"
     rf"{_LENGTH}(?!\w|\.[0-9])",
     "id": rf"(?<!\w)(?:{_HEX}{{32,}}|[0-9a-f]{{16}}|[0-9a-f]{{12}})(?!\w)",
@@ -31,7 +31,7 @@ _PATTERNS = {
 }
 _PATTERN = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _PATTERNS.items()), re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][\w-]*(?:\.[\w-]+)*", re.ASCII)
-_KEPT_NAMES = re.compile(r"\.?nccl\.conf|python[0-9.]*|.+\.so(?:\.[0-9.]+)?")  # of files: readers look for them
+_KEPT_NAMES = re.compile(r"\.?nccl\.conf|python[0-9.]*|.+\.so(?:\.[0-9.]+)?")  # files that the probe looks for
 _SERIAL = re.compile(r"\bserial[ _]?(?:number|no\.?)?[\"']?\s*[:=]\s*[\"']?([\w.-]+)", re.IGNORECASE)
 _TYPED = re.compile(
     rf"^(?=(?:{PROMPT})[ \t]*[#$])[ \t]*\[?(?P<user>[\w.+-]+)@(?P<host>[\w.-]+)", re.MULTILINE | re.ASCII
@@ -47,11 +47,11 @@ _USUAL_WORDS = frozenset(
     )
 )
 MAX_ROW = 1 << 16  # characters
-MIN_SERIAL, MIN_NAME = 5, 3  # characters; shorter ones stand in other words
+MIN_SERIAL, MIN_NAME = 5, 3  # characters; shorter texts occur inside other words
 
 
 class AnonymousText:
-    """The replacements of one recording: `learn` all of its texts first, then ask for each."""
+    """The replacements in one recording. `learn` all of its texts before calling `text` for any."""
 
     def __init__(self, key: bytes) -> None:
         self._addresses = AnonymousAddresses(key)
@@ -62,7 +62,7 @@ class AnonymousText:
         self._paths: dict[str, str] = {}
 
     def name(self, name: str, kind: str) -> str:
-        """Return the name that stands for a name of that kind; its first label alone is the same name."""
+        """Return the replacement for a name of that kind. The first label alone gets the same replacement."""
         label = name if _is_address(name) else name.partition(".")[0]
         owner = self._owners.setdefault(label, name)
         if name not in self._names and label in self._names and owner in (name, label):
@@ -74,11 +74,11 @@ class AnonymousText:
         return self._names[name]
 
     def alias(self, alias: str, name: str) -> None:
-        """Take `alias` for another name of the one that is called `name`."""
+        """Replace `alias` as `name` is replaced."""
         self._names.setdefault(alias, self._names[name])
 
     def learn(self, text: str) -> None:
-        """Take note of the names, serials and identifiers that the text shows as such."""
+        """Remember the names, serial numbers and identifiers that the text shows as such."""
         for match in _TYPED.finditer(text):
             self.name(match["user"], "user")
             self.name(match["host"], "host")
@@ -97,11 +97,11 @@ class AnonymousText:
         return "".join(map(self._line, text.splitlines(keepends=True)))
 
     def names_alone(self, text: str) -> str:
-        """Return the text with every known name replaced, also one that is a usual word of other outputs."""
+        """Return the text with every known name replaced, even names that are common words in other outputs."""
         return re.sub(r"[\w.-]+", lambda word: self._names.get(word.group(), word.group()), text)
 
     def _word(self, word: str) -> str:
-        """Replace a serial, or a name that stands alone, before its domain, or before the name of an interface."""
+        """Replace a serial number or a name. A name may be followed by its domain or the name of an interface."""
         if word in self._serials:
             return self._serials[word]
         for end in (len(word), *reversed([match.start() for match in re.finditer("[-_.]", word)])):
@@ -141,11 +141,11 @@ class AnonymousText:
         return self._of_guid(text) if len(text) == 16 else f"{self._addresses.mac(int(text, 16)):012x}"
 
     def _of_groups(self, text: str) -> str:
-        """Replace a MAC address, a GUID, an IPv6 address or that of an IPoIB interface; a time of day is none."""
+        """Replace a MAC address, a GUID, an IPv6 address or the address of an IPoIB interface, but no time of day."""
         groups = text.split(":")
         if all(len(group) == 2 for group in groups):
             return self._of_pairs(text, ":")
-        damaged = "" in groups and groups[0][:1].casefold() not in ("2", "3", "f")  # a pasted GUID, and no IPv6 address
+        damaged = "" in groups and groups[0][:1].casefold() not in ("2", "3", "f")  # a pasted GUID, not IPv6
         if [len(group) for group in groups if group] == [4, 4, 4, 4] and (len(groups) == 4 or damaged):
             if groups[0][:3].casefold() in ("fe8", "fec"):  # a subnet prefix
                 return text
@@ -201,14 +201,17 @@ def _is_address(text: str) -> bool:
 
 
 def _is_distinct(name: str) -> bool:
-    """Return True for a name that is no usual word of an output, and no address, which has a pattern of its own."""
+    """Return True unless the name is a common word in outputs, or an address, which has its own pattern."""
     if _is_address(name) or name.casefold() in _USUAL_WORDS or not any(letter.isalpha() for letter in name):
         return False
     return len(name) >= MIN_NAME or bool(re.fullmatch("[a-uwyz][0-9]", name))  # x8 is a width, v2 a version
 
 
 def _in_network(new: int, old: int, length: str, width: int) -> int | None:
-    """Return the replacement of an address, as that of its network where it is one; None for an impossible length."""
+    """Return the replacement of an address with a prefix length, or None for an impossible length.
+
+    The address of a network stays one: its host bits are 0.
+    """
     if not length:
         return new
     host_bits = width - int(length)
@@ -218,7 +221,7 @@ def _in_network(new: int, old: int, length: str, width: int) -> int | None:
 
 
 def _serials_of_table(text: str) -> Iterable[str]:
-    """Yield the cells of the columns for serials in comma-separated answers of nvidia-smi."""
+    """Yield the serial numbers in comma-separated answers of nvidia-smi."""
     heading: list[str] = []
     for line in text.splitlines():
         if "," not in line:

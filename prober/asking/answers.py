@@ -1,4 +1,4 @@
-"""Answers of `holmes probe --script` that a user brings as files, one for each host or one of a parallel shell."""
+"""Answers to `holmes probe --script` as files from the user: one for each host, or one from a parallel shell."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # `>` of Windows PowerShel
 
 
 def read_hosts(folder: Path) -> dict[str, HostRecording]:
-    """Return every host of a recording, or of a folder with an answer in HOST.txt for each.
+    """Return every host of a recording, or of a folder with an answer in HOST.txt for each host.
 
     Raises:
-        HolmesError: It names the file and key that cannot be read.
+        HolmesError: A file or key cannot be read. The message names it.
     """
     if not folder.is_dir() or any(folder.glob("*/recording.json")):
         return read_recorded_hosts(folder)
     found: dict[str, HostRecording] = {}
-    for file in sorted(folder.glob("[!.]*.txt")):  # macOS packs a ._NAME with each
+    for file in sorted(folder.glob("[!.]*.txt")):  # archives of macOS hold a ._NAME for each file
         answers = _read_answers(file)
         twice = next((name for name in answers if name in found), None)
         if twice is not None:
@@ -40,7 +40,7 @@ def read_hosts(folder: Path) -> dict[str, HostRecording]:
 
 
 def _read_answers(file: Path) -> dict[str, HostRecording]:
-    """Return the hosts of one file: those that a parallel shell named, else the one that the file is named after."""
+    """Return the hosts of one file: the hosts named by a parallel shell, else the one in the file's name."""
     try:
         data = read_regular(file, MAX_ANSWER_BYTES, file.parent)
     except OSError as error:
@@ -55,7 +55,7 @@ def _read_answers(file: Path) -> dict[str, HostRecording]:
 
 
 def _read_answer(file: Path, text: str) -> HostRecording:
-    """Return the outputs in one answer; none where the script did not run."""
+    """Return the outputs in one answer. There are none if the script did not run."""
     begin = _BEGIN.search(text)
     if begin is None:
         return HostRecording(())

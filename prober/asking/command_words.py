@@ -1,4 +1,4 @@
-"""A recorded command line as its words, from the tool's name on: what people type and paste before it is left out."""
+"""The words of a recorded command line from the tool's name on, without prompts and commands that run the tool."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from pathlib import PurePosixPath
 
 @dataclass(frozen=True)
 class _Prefix:
-    """A command that runs another one.
+    """A command that runs another command.
 
-    `own`: the number of its own words, such as a host or a folder, before that command. `valued`: its options that
-    take a value. `labels`: it writes a label and a colon before every line. `dashes`: the command that it runs stands
-    after `--` if that is there.
+    `own` is the number of its own arguments, such as a host or a folder. `valued` are its options that take a value.
+    With `labels` it prints a label and a colon before every line. With `dashes` the other command may follow `--`.
     """
 
     own: int = 0
@@ -69,10 +68,10 @@ _PREFIXES: dict[str, _Prefix] = {
     "pdsh": _Prefix(valued=("-w", "-x", "-g", "-l", "-f", "-R", "-t", "-u", "-m"), labels=True),
     "clush": _Prefix(valued=("-w", "-x", "-g", "-X", "-l", "-f", "-t", "-u", "-o"), labels=True),
 }
-_GLOBAL_VALUED = (*_NAMESPACE, "--host", "-H")  # options of kubectl and docker that stand before `exec`
+_GLOBAL_VALUED = (*_NAMESPACE, "--host", "-H")  # options of kubectl and docker before `exec`
 PROMPT = r"[ \t]*(?:\[[\w.-]+@[^\]\n]*\]|[\w.+-]+@[\w.\\-]+(?::[^\s#$]*)?|(?:ba|z|da)?sh-[\d.]+)"
-"""A regular expression of what a shell writes before `#` or `$`: `root@node1:~`, `[me@node1 ~]`, `sh-5.1`."""
-_PROMPT = re.compile(rf"\s*(?:\([\w.-]+\)\s*)?(?:{PROMPT})?\s*[#$]\s+", re.ASCII)  # a Python environment before it
+"""A regular expression for a shell's prompt before `#` or `$`: `root@node1:~`, `[me@node1 ~]`, `sh-5.1`."""
+_PROMPT = re.compile(rf"\s*(?:\([\w.-]+\)\s*)?(?:{PROMPT})?\s*[#$]\s+", re.ASCII)  # a Python environment may precede
 _SIMPLE = re.compile(r"""(?:[^'"|;&\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|&(?!&))*""", re.DOTALL)
 _REDIRECTION = re.compile(r"\s[12]?>(?:&[12]|\s*/\S+)")
 _SHELL = re.compile(r"(?:ba|z|da|k)?sh|su")
@@ -81,7 +80,7 @@ _SETTING_UP = ("cd", "source", ".", "module", "ml", "set")
 
 @dataclass(frozen=True)
 class CommandWords:
-    """The words of the tool, its name without a folder first; whether every line it printed has a label before it."""
+    """The tool's name without a folder and its arguments. `labelled`: every line of its output begins with a label."""
 
     words: tuple[str, ...]
     labelled: bool = False
@@ -89,9 +88,9 @@ class CommandWords:
 
 @functools.lru_cache(maxsize=4096)
 def command_words(command: str) -> CommandWords:
-    """The words of the first command of the line that is no setting up: no prompt, no prefix, nothing after a pipe.
+    """Return the words of the first command in the line, without prompt, prefixes, setup commands and pipes.
 
-    Every parser asks, of every output of every host, and the commands are mostly the same.
+    The result is cached, because every parser asks about every output, and hosts run the same commands.
     """
     command = _REDIRECTION.sub("", without_prompt(command))
     words = _split(command)
@@ -101,13 +100,13 @@ def command_words(command: str) -> CommandWords:
 
 
 def without_prompt(line: str) -> str:
-    """The line without a shell's prompt before the command: `root@node1:~# `, `[me@node1 ~]$ `, `sh-5.1# `, `$ `."""
+    """Return the line without a shell's prompt such as `root@node1:~# `, `[me@node1 ~]$ `, `sh-5.1# ` or `$ `."""
     match = _PROMPT.match(line)
     return line[match.end() :] if match and line[match.end() :].strip() else line
 
 
 def _split(command: str) -> list[str]:
-    """The words of the first command in the line."""
+    """Return the words of the first command in the line."""
     match = _SIMPLE.match(command)
     first = match.group() if match and command[match.end() : match.end() + 1] not in ("'", '"', "\\") else command
     try:
@@ -142,7 +141,7 @@ def _without_prefixes(words: Sequence[str]) -> CommandWords:
 
 
 def _prefix(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The name of the prefix, `docker exec` of `/usr/bin/docker --tls exec`, and the words after it."""
+    """Return the prefix's name, such as `docker exec` for `/usr/bin/docker --tls exec`, and the words after it."""
     name, at = words[0].rpartition("/")[2], 1
     while name not in _PREFIXES and any(known.startswith(f"{name} ") for known in _PREFIXES) and at < len(words):
         if words[at].startswith("-"):
@@ -153,7 +152,7 @@ def _prefix(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _after(prefix: _Prefix, words: Sequence[str]) -> list[str]:
-    """The words after a prefix's options and own words."""
+    """Return the words after a prefix's options and arguments."""
     rest, own = list(words), prefix.own
     if prefix.dashes and "--" in rest:
         return rest[rest.index("--") + 1 :]
@@ -166,6 +165,6 @@ def _after(prefix: _Prefix, words: Sequence[str]) -> list[str]:
 
 
 def _after_dash_c(words: Sequence[str]) -> list[str]:
-    """The command that `sh -c` or `bash -lc` is given; nothing where it is given none."""
+    """Return the command after `sh -c` or `bash -lc`, if there is one."""
     at = next((at for at, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), len(words))
     return list(words[at + 1 : at + 2])

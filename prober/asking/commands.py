@@ -1,4 +1,4 @@
-"""One question to a host: the commands of all facts in one shell script, and its answer cut apart again."""
+"""The shell script that runs the commands for all facts on a host, and the outputs cut from its answer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ _FOLDERS = "/usr/sbin:/sbin:/usr/local/sbin:/opt/amazon/efa/bin:/opt/rocm/bin:/u
 
 @dataclass(frozen=True)
 class Command:
-    """A read-only POSIX shell command on one line; its first word is the tool.
+    """A read-only POSIX shell command on one line. Its first word is the tool.
 
-    `each`: a glob of paths; the command runs once for each until one hangs, with `$d` the path and `$n` its last part,
-    leaving out the names that match a pattern of `skip` and those for which the shell test `only` fails. `when`: a
-    shell test without which it is not run; `$code` is the exit code before, `$uid` the user's number, and `has GLOB`
-    says whether a path is there without a process of its own. `limited`: a simple command that may hang,
-    ended after TOOL_LIMIT_S. `after_s`: it runs no sooner than so many seconds after the script began. `shown`: what
-    the recording calls the command where the shell text is no name.
+    each: A glob of paths. The command runs once for each until one hangs; `$d` is the path and `$n` its last part.
+    skip: Patterns of names for which `each` does not run it.
+    only: A shell test that a path of `each` must pass.
+    when: A shell test that must pass for the command to run. `$code` is the last exit code and `$uid` the user's id.
+        `has GLOB` tests for a path without starting a process.
+    limited: True for a simple command that may hang. It is killed after TOOL_LIMIT_S.
+    after_s: The earliest start, in seconds after the start of the script.
+    shown: The command's name in the recording, if not the shell text.
     """
 
     shell: str
@@ -38,21 +40,21 @@ class Command:
 
 
 def fresh_token() -> str:
-    """Return the first word of a script's markers, as no output has it."""
+    """Return the first word of a script's markers, which no output can contain."""
     return f"@@{secrets.token_hex(8)}"
 
 
 def in_root(command: str) -> str:
-    """`command` as a simple one that runs in `/`: a Python imports from the folder it is started in before its own."""
+    """Return `command` as a simple command that runs in `/`: Python imports from its working directory first."""
     return f"sh -c {shlex.quote(f'cd / && exec {command}')}"
 
 
 def script(commands: Iterable[Command], token: str) -> str:
     """Return a POSIX shell script that runs every command, even if others fail, between markers with `token`.
 
-    `token` is fresh for every probe, so that no output can look like a marker. The output leaves in large pieces:
-    each small one would be an SSH packet, and checking packets is most of the asking side's work for a host.
-    Its first line is empty, for a login script that reads one.
+    `token` is new for every probe, so that no output can look like a marker. The output is sent in large pieces: small
+    ones would be SSH packets of their own, and checking packets is most of the work for a host. The script's first line
+    is empty, for login scripts that read a line.
     """
     parts = [
         f"\nexport LC_ALL=C PATH=$PATH:{_FOLDERS}",
@@ -83,20 +85,20 @@ def _guarded(command: Command, text: str) -> str:
     if command.each:
         leave = f"case $n in {command.skip.replace(' ', '|')}) continue;; esac\n" if command.skip else ""
         leave += f"{command.only} || continue\n" if command.only else ""
-        # Where the tool hangs at one device, it is not asked about the next.
+        # A tool that hangs at one device is not run for the next.
         hangs = "case $code in 124|137) break;; esac"
         text = f'for d in {command.each}; do [ -e "$d" ] || continue; n=${{d##*/}}\n{leave}{text}\n{hangs}\ndone'
     if command.after_s is not None:
-        # A clock that was set meanwhile must not make it wait for ever.
+        # Bounded, because the clock may have been set meanwhile.
         rest = f"left=$((began + {command.after_s} - $(date +%s)))"
         text = f'{rest}\nif [ "$left" -gt 0 ] && [ "$left" -le {command.after_s} ]; then sleep "$left"; fi\n{text}'
     return f"if {command.when}; then\n{text}\nfi" if command.when else text
 
 
-def cut(answer: str, token: str, said: str = "") -> tuple[Recorded, ...]:
-    """Return the outputs in order of asking. One whose end is missing keeps what came, with exit code CUT_OFF.
+def cut(answer: str, token: str, last_words: str = "") -> tuple[Recorded, ...]:
+    """Return the outputs in order of their commands. An output without its end marker has exit code CUT_OFF.
 
-    Where the script did not come to its end, the last output is the shell's own, with its last words `said`.
+    If the script did not reach its end, the last output is the shell's own, with `last_words` as its text.
     """
     outputs = []
     _, *blocks = re.split(rf"^{token} begin ", answer, flags=re.MULTILINE)
@@ -107,5 +109,5 @@ def cut(answer: str, token: str, said: str = "") -> tuple[Recorded, ...]:
         outputs.append(Recorded(command, text, int(ended.group()) if ended else CUT_OFF))
     done = re.search(rf"^{token} done$", answer, flags=re.MULTILINE)
     if outputs and outputs[-1].exit_code != CUT_OFF and not done:
-        outputs.append(Recorded("sh -s", said, CUT_OFF))
+        outputs.append(Recorded("sh -s", last_words, CUT_OFF))
     return tuple(outputs)

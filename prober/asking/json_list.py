@@ -8,7 +8,7 @@ from typing import Any
 
 
 def json_list(text: str) -> list[dict[str, Any]]:
-    """The JSON list in `text`, which may have warnings around it. Cut off: the entries that are whole."""
+    """Return the JSON list in `text`, which may have warnings around it. A list that is cut off ends earlier."""
     start = re.search(r"\[\s*(?=\{)", text)
     if not start:
         return []

@@ -1,4 +1,4 @@
-"""Facts of several sources put together: the first source that knows wins, and a later one that differs is kept."""
+"""Facts merged from several sources. The first known value wins, and later ones that differ are kept as conflicts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ T = TypeVar("T", bound=Any)  # a record or dataclass whose unknown fields are No
 
 
 def updated(known: T, more: T) -> T:
-    """`known` with all that `more` knows: for a later output of the same tool."""
+    """Return `known` with all facts of `more`, a later output of the same tool."""
     return _with(known, {name: value for name, value in vars(more).items() if _is_known(more, name)})
 
 
 def filled(known: T, more: T) -> T:
-    """`known` with its gaps filled from `more`: for a source that is trusted less."""
+    """Return `known` with its gaps filled from `more`, a less trusted source."""
     gaps = {n: value for n, value in vars(more).items() if _is_known(more, n) and not _is_known(known, n)}
     return _with(known, gaps)
 
 
 def without(known: T, names: Collection[str]) -> T:
-    """`known` with the facts of those names not known."""
+    """Return `known` without the facts of those names."""
     return _with(known, dict.fromkeys(names))
 
 
@@ -39,13 +39,13 @@ def by_key(facts: Iterable[T], key: Callable[[T], K], join: Callable[[T, T], T])
 
 
 def _with(known: T, facts: Mapping[str, object]) -> T:
-    """`known` with `facts` in place of its own."""
+    """Return a copy of `known` with `facts` replaced. Unlike `model_copy` it validates, and serves dataclasses too."""
     more: T = type(known)(**{**vars(known), **facts})
     return more
 
 
 def merged(subject: str, sources: Iterable[tuple[str, T]], compared: Collection[str]) -> tuple[T, list[Conflict]]:
-    """One record of (source, facts) in order of trust, and where the `compared` facts disagree. At least one source."""
+    """Merge one or more (source, facts) in order of trust, and return conflicts among the `compared` facts."""
     (first_source, known), *rest = sources
     source_of = {name: first_source for name in vars(known) if _is_known(known, name)}
     conflicts = []
@@ -69,14 +69,14 @@ def merged(subject: str, sources: Iterable[tuple[str, T]], compared: Collection[
 
 
 def _is_known(record: Any, name: str) -> bool:
-    """An empty tuple is what a field without knowledge has, unless that is None: then it says that there is none."""
+    """Return False for None, and for an empty tuple unless the field has None for not known."""
     value = vars(record)[name]
-    return value is not None and (value != () or name in _where_nothing_is_known(cast(Hashable, type(record))))
+    return value is not None and (value != () or name in _none_by_default(cast(Hashable, type(record))))
 
 
 @functools.cache
-def _where_nothing_is_known(record: type[Any]) -> frozenset[str]:
-    """The fields in which None stands for not known, so that () is knowledge."""
+def _none_by_default(record: type[Any]) -> frozenset[str]:
+    """Return the fields in which None stands for not known, so that () is a known value."""
     if is_dataclass(record):
         return frozenset(each.name for each in fields(record) if each.default is None)
     about: Mapping[str, Any] = vars(record).get("__pydantic_fields__", {})

@@ -1,4 +1,4 @@
-"""Numbers and ids in the texts of tools."""
+"""Numbers and ids in the output of tools."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from holmes_core.units import MIB
 
 
 def number(text: str | None) -> float | None:
-    """The number a text begins with."""
+    """Return the number at the beginning of a text."""
     match = re.match(r"\s*(\d{1,9}(?:\.\d{1,9})?)(?![\d.])", text or "")
     return float(match.group(1)) if match else None
 
 
 def whole_number(text: str | None) -> int | None:
-    """A decimal or 0x number with nothing after it but blanks or a bracket."""
+    """Return a decimal or 0x number, if only blanks or a text in parentheses follow it."""
     match = re.fullmatch(r"(0[xX][0-9a-fA-F]{1,16}|-?\d{1,18})\s*(?:\(.*\))?", (text or "").strip())
     if not match:
         return None
@@ -22,7 +22,7 @@ def whole_number(text: str | None) -> int | None:
 
 
 def mebibytes(text: str | None) -> int | None:
-    """Bytes of `81559 MiB`, `81559MiB` and `81559`, as nvidia-smi prints memory."""
+    """Return the bytes of `81559 MiB`, `81559MiB` or `81559`, as nvidia-smi prints memory."""
     match = re.fullmatch(r"(\d{1,9}) ?(?:MiB)?", text or "")
     return int(match.group(1)) * MIB if match else None
 

@@ -1,4 +1,4 @@
-"""Output of a parallel shell: whose lines they are, by the label before each or by the headline above a block."""
+"""Output of a parallel shell, split by host: by the label before each line or the headline above each block."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from holmes_core.hosts.host_pattern import expand_pattern
 
 _LABEL = re.compile(r"([A-Za-z0-9_.-]+):(?: |\s*$)")
 _HEADLINE = re.compile(r"^-{8,}\n(\S+)(?: \(\d+\))?\n-{8,}\n", re.MULTILINE)
-_SAID_ITSELF = ("pdsh@", "clush: ", "srun: ")
+_OWN_MESSAGES = ("pdsh@", "clush: ", "srun: ")
 
 Block = tuple[tuple[str, ...], str]
-"""Hosts, and what each of them printed."""
+"""Hosts and the output that each of them printed."""
 
 
 def labels(text: str) -> tuple[str, ...]:
-    """The hosts whose output it is, each once, in order; none unless all of it says whose it is."""
+    """Return the hosts of the output in order, or none if a line has no label."""
     return tuple(by_host(text))
 
 
 def lines_of(text: str, host: str) -> str:
-    """Return the output of that host, with its label before each line."""
+    """Return the output of one host, with its label before each line."""
     own = by_host(text).get(host, "")
     return "".join(f"{host}: {line}" for line in _lines(own))
 
@@ -36,7 +36,7 @@ def by_host(text: str) -> dict[str, str]:
 
 
 def without_labels(text: str) -> str:
-    """Return the output of one host without labels, or nothing for several hosts, which must not mix."""
+    """Return the output of one host without labels. Return nothing for several hosts, which must not be mixed."""
     found = by_host(text)
     if not found:
         return text
@@ -44,8 +44,8 @@ def without_labels(text: str) -> str:
 
 
 def _blocks(text: str) -> list[Block]:
-    """Lines by their labels (pdsh, clush, srun -l), or blocks by their headlines (dshbak, clush -b)."""
-    text = "".join(line for line in _lines(text) if not line.startswith(_SAID_ITSELF))
+    """Return lines by their labels (pdsh, clush, srun -l), or blocks by their headlines (dshbak, clush -b)."""
+    text = "".join(line for line in _lines(text) if not line.startswith(_OWN_MESSAGES))
     before, *parts = _HEADLINE.split(text)
     if parts and not before.strip():
         return [(_hosts(names), block) for names, block in zip(parts[::2], parts[1::2], strict=True)]
@@ -56,12 +56,12 @@ def _blocks(text: str) -> list[Block]:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines with their ends, as a parallel shell cuts them: at nothing but newlines."""
+    """Return the lines with their ends. Like a parallel shell, split at newlines only."""
     return re.findall(r".*\n|.+", text)
 
 
 def _hosts(names: str) -> tuple[str, ...]:
-    """`n1`, `n3`, `n4` of dshbak's `n[1,3-4]`."""
+    """Return `n1`, `n3`, `n4` for dshbak's `n[1,3-4]`."""
     try:
         return tuple(expand_pattern(names))
     except HolmesError:

@@ -1,4 +1,4 @@
-"""Output as the tool printed it: what terminals, mails, prompts and parallel shells put around it is taken off."""
+"""Output as the tool printed it, without additions by terminals, mails and prompts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BARE_PROMPT = re.compile(rf"(?:{PROMPT})\s*[#$]\s*", re.ASCII)
 
 
 def plain_text(text: str, tool: str) -> str:
-    """The text without byte order mark, terminal escapes, carriage returns, NUL bytes, quoting marks, prompts.
+    """Return the text without byte order mark, terminal escapes, carriage returns, NUL bytes, quote marks and prompts.
 
-    A common indentation is taken off, and U+FFFD stands for the digits of other scripts, which no tool prints.
+    A common indentation is removed. U+FFFD replaces digits of other scripts, which no tool prints.
     """
     text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").removeprefix("\ufeff")
     if not text.isascii():
@@ -30,12 +30,12 @@ def plain_text(text: str, tool: str) -> str:
 
 
 def lines_with_other_digits(text: str) -> list[str]:
-    """The lines with a digit of another script than 0 to 9."""
+    """Return the lines with digits of a script other than 0 to 9."""
     return [] if text.isascii() else [line.strip() for line in text.splitlines() if _OTHER_DIGIT.search(line)]
 
 
 def _unquoted(text: str) -> str:
-    """Without the mark that mails and threads put before each line they quote, if it is before each."""
+    """Return the text without the mark that mails put before quoted lines, if every line has it."""
     lines = text.split("\n")
     if all(line.startswith(">") or not line.strip() for line in lines):
         return "\n".join(re.sub(r"^> ?", "", line) for line in lines)
@@ -43,7 +43,7 @@ def _unquoted(text: str) -> str:
 
 
 def _without_prompts(text: str, tool: str) -> str:
-    """Without the lines on which the tool was called, and those where a shell waits."""
+    """Return the text without lines that call the tool, and without prompts that wait for a command."""
     lines = text.split("\n")
     kept = [line for line in lines if not (("#" in line or "$" in line) and _is_prompt(line, tool))]
     return text if len(kept) == len(lines) else "\n".join(kept)

@@ -1,4 +1,4 @@
-"""Bounds of possible values. A value outside them was damaged on its way and counts as not known."""
+"""Bounds of possible values. A value outside them was damaged in transit and counts as not known."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prober.asking.merge import without
 
 T = TypeVar("T", bound=Any)  # a record or dataclass whose unknown fields are None
 Bounds = Mapping[str, tuple[float, float]]
-"""The least and the greatest value of each fact."""
+"""The smallest and the largest value of each fact."""
 
-TOP_GBPS = 3200.0  # four times the fastest port there is, InfiniBand XDR
+TOP_GBPS = 3200.0  # four times the fastest port, InfiniBand XDR
 TOP_BYTES_PER_S = bytes_per_s_from_gbps(TOP_GBPS)
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of an RDMA device: IB_DEVICE_NAME_MAX
@@ -27,7 +27,7 @@ def is_name(text: str, of_netdev: bool = False) -> bool:
 
 
 def possible(source: str, subject: str, facts: T, bounds: Bounds) -> tuple[T, list[ImpossibleValue]]:
-    """The facts without the values that are out of bounds, and those."""
+    """Return the facts without values that are out of bounds, and a record of each such value."""
     found = [
         ImpossibleValue(source=source, subject=subject, fact=fact, value=f"{value:g}" if value < 1e15 else str(value))
         for fact, (least, most) in bounds.items()
@@ -37,12 +37,12 @@ def possible(source: str, subject: str, facts: T, bounds: Bounds) -> tuple[T, li
 
 
 def impossible_name(source: str, what: str, name: str) -> ImpossibleValue:
-    """The record of a name that is none."""
+    """Return the record of a name that no device can have."""
     return ImpossibleValue(source=source, subject=what, fact="name", value=name[:80])
 
 
 def named(source: str, what: str, facts: Iterable[T], name: str) -> tuple[list[T], list[ImpossibleValue]]:
-    """The facts whose field `name` is a name, and the names of the others."""
+    """Return the facts whose field `name` is a possible name, and a record of each other name."""
     known, found = [], []
     for each in facts:
         text = getattr(each, name)

@@ -1,15 +1,13 @@
-"""Raw outputs of hosts as files: what was asked, what came back. All reading of a host starts from these.
+"""Raw outputs of hosts as files, from which all facts are read.
 
-A recording is `DIR/<host>/recording.json`, a list of {file, command, exit_code}, and the files. `host.json` keeps
-what only the one who asked can know, `DIR/trunks.json` the trunks that hosts.yaml states, and `DIR/security.json` what
-it asks for between clusters; a recording made by hand does without them.
+A recording is `DIR/<host>/recording.json`, a list of {file, command, exit_code}, and the files. `host.json` keeps facts
+of the controller's side, `DIR/trunks.json` the trunks that hosts.yaml states, and `DIR/security.json` the encryption
+that it requires between clusters. A recording made by hand has only the first.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -27,21 +25,21 @@ from holmes_core.records.plain_data import read_plain
 from holmes_core.records.record import Record
 from holmes_core.records.record_file import write_atomically
 from holmes_core.records.regular_file import MIB, is_there, read_regular
-from prober.asking.command_words import command_words
+from prober.asking.command_words import PROMPT, command_words
 from prober.asking.parallel_shell_output import labels, lines_of, without_labels
 from prober.asking.plain_text import plain_text
-from prober.asking.transcript import typed_commands
 
-LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print of a port
+LINK_LAYER_ENDS = ("InfiniBand", "Ethernet", "Unspecified", "Unknown")  # the last word that RDMA tools print for a port
 MAX_OUTPUT_BYTES = 16 * MIB  # of one command; a link trial of 4,096 lines is 1
 TOOL_MISSING = 127
 TIMED_OUT = 124
 CUT_OFF = -1  # the answer ended before the command did
+_TYPED = re.compile(rf"^(?:{PROMPT})[ \t]*[#$] +(\S.*)\n", re.MULTILINE | re.ASCII)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The output of a command (standard error included) and its exit code, None if that is not known."""
+    """The output of a command, including standard error, and its exit code, or None if that is not known."""
 
     command: str
     text: str
@@ -49,22 +47,22 @@ class Recorded:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """The first command of the line, from the tool's name on: no prompt, no prefix, nothing after a pipe."""
+        """The words of the line's first command from the tool's name on, see `command_words`."""
         return command_words(self.command).words
 
     @property
     def call(self) -> str:
-        """The words as one line, `mlxlink -d mlx5_0`: no option of a prefix, no quotes."""
+        """The words as one line without quotes: `mlxlink -d mlx5_0`."""
         return " ".join(self.words)
 
     @cached_property
     def tool(self) -> str:
-        """The tool's name: `ibstat` of `sudo /usr/sbin/ibstat mlx5_7 | head`."""
+        """The tool's name: `ibstat` for `sudo /usr/sbin/ibstat mlx5_7 | head`."""
         return self.words[0]
 
     @property
     def asks_python(self) -> bool:
-        """It is a question to a Python, whatever that is called."""
+        """True for a question to a Python interpreter of any name."""
         return " -c " in self.command and (self.tool.startswith("python") or "import " in self.command)
 
     @property
@@ -74,28 +72,28 @@ class Recorded:
 
     @property
     def columns_cut(self) -> bool:
-        """The output went through a tool that may take words out of a line."""
+        """True if the output went through a tool that may remove words from a line."""
         return bool(re.search(r"\|\s*(?:sudo\s+)?(?:awk|cut|sed|tr|perl|python3?|jq|grep\s+-\w*o)\b", self.command))
 
     @property
     def tool_missing(self) -> bool:
-        """The shell did not find the tool."""
+        """True if the shell did not find the tool."""
         return self.exit_code == TOOL_MISSING
 
-    @functools.cached_property
+    @cached_property
     def plain(self) -> str:
-        """The text as the tool printed it, see `plain_text`; empty where it mixes the lines of several hosts."""
+        """The text as the tool printed it, see `plain_text`. Empty if it mixes lines of several hosts."""
         labelled = command_words(self.command).labelled
         return plain_text(without_labels(self.text) if labelled else self.text, self.tool)
 
     @property
     def hosts_mixed(self) -> tuple[str, ...]:
-        """The hosts whose lines a parallel shell mixed in the text."""
+        """The hosts whose lines a parallel shell has mixed in the text."""
         found = labels(self.text) if command_words(self.command).labelled else ()
         return found if len(found) > 1 else ()
 
     def of_host(self, name: str) -> Recorded:
-        """The output with the lines of that host alone, if a parallel shell asked several."""
+        """Return the output with only the lines of that host, if a parallel shell asked several."""
         short = name.partition(".")[0]
         label = next((label for label in self.hosts_mixed if label.partition(".")[0] == short), None)
         return self if label is None else replace(self, text=lines_of(self.text, label))
@@ -107,26 +105,32 @@ class Recorded:
 
     @property
     def whole_lines(self) -> list[str]:
-        """Lines that end in a newline: the last one may be cut inside a number or a name."""
+        """Lines that end in a newline. One that does not may be cut inside a number or a name."""
         return self.plain.split("\n")[:-1]
 
     def lines_ending(self, *ends: str) -> list[str]:
-        """Lines that end in a newline; and a last one without, if it ends in one of `ends` and so is whole."""
+        """Return the lines that end in a newline, and the last one if one of `ends` shows that it is whole."""
         *whole, last = self.plain.split("\n")
         return [*whole, last] if last.endswith(ends) else whole
 
     def typed_commands(self) -> tuple[Recorded, ...]:
-        """The outputs of the commands typed in a terminal session, if the text is one; its exit code is the first's."""
-        (command, text), *calls = typed_commands(self.command, self.text)
-        first = replace(self, command=command, text=text)
-        return (first, *(Recorded(called, printed, None) for called, printed in calls))
+        """Return the outputs of all commands in a pasted terminal session. Only the first has the exit code.
+
+        The output is not cut if no prompt in it shows another tool.
+        """
+        before, *parts = _TYPED.split(self.text.replace("\r\n", "\n"))
+        typed = [Recorded(command, text, None) for command, text in zip(parts[::2], parts[1::2], strict=True)]
+        if all(each.tool == self.tool for each in typed):
+            return (self,)
+        first = replace(self, text=before) if before.strip() else replace(typed.pop(0), exit_code=self.exit_code)
+        return (first, *typed)
 
 
 class HostNotes(Record):
-    """Notes of the asking side on a host: how it was reached, its entry in hosts.yaml, and its clock's skew.
+    """Notes of the controller on a host: access to it, its entry in hosts.yaml and the skew of its clock.
 
-    `position` is the host's number in hosts.yaml; `failure` is the finding of a host that could not be reached.
-    `slurm_job` is the job that was watched there, `started` the mark of the command that was started to be watched.
+    `position` is the host's number in hosts.yaml. `failure` is the finding on a host that could not be reached.
+    `slurm_job` is the job watched there, and `started` the mark of the command that was started to be watched.
     """
 
     position: int | None = None
@@ -158,7 +162,11 @@ class HostRecording:
 
 
 def write_recording(folder: Path, host: str, outputs: Sequence[Recorded], notes: HostNotes | None = None) -> None:
-    """Write `folder/<host>/`. Raises HolmesError where that cannot be written."""
+    """Write `folder/<host>/`.
+
+    Raises:
+        HolmesError: It cannot be written.
+    """
     host_folder = folder / host
     _make_folder(host_folder)
     entries = []
@@ -171,33 +179,30 @@ def write_recording(folder: Path, host: str, outputs: Sequence[Recorded], notes:
         write_atomically(host_folder / "host.json", json.dumps(notes.model_dump(mode="json"), indent=1) + "\n")
 
 
-def write_stated_trunks(folder: Path, stated: Sequence[StatedTrunk]) -> None:
-    """Write `folder/trunks.json`, if any are stated. Raises HolmesError where that cannot be written."""
-    if stated:
-        notes = TrunkNotes(trunks=tuple(stated)).model_dump(mode="json")
+def write_site(folder: Path, trunks: Sequence[StatedTrunk], security: Security) -> None:
+    """Write `folder/trunks.json` if any trunks are stated, and `folder/security.json` if encryption is required."""
+    if trunks:
+        notes = TrunkNotes(trunks=tuple(trunks)).model_dump(mode="json")
         write_atomically(folder / "trunks.json", json.dumps(notes, indent=1) + "\n")
-
-
-def read_stated_trunks(folder: Path) -> tuple[StatedTrunk, ...]:
-    """The trunks stated for the recording in `folder`. Raises HolmesError naming file and key."""
-    file = folder / "trunks.json"
-    return parse(TrunkNotes, read_plain(file, inside=folder), str(file)).trunks if is_there(file) else ()
-
-
-def write_security(folder: Path, security: Security) -> None:
-    """Write `folder/security.json`, if anything is asked for. Raises HolmesError where that cannot be written."""
     if security != IN_THE_CLEAR:
         write_atomically(folder / "security.json", json.dumps(security.model_dump(mode="json"), indent=1) + "\n")
 
 
-def read_security(folder: Path) -> Security:
-    """Return the security asked for at the recording in `folder`. Raises HolmesError naming file and key."""
-    file = folder / "security.json"
-    return parse(Security, read_plain(file, inside=folder), str(file)) if is_there(file) else IN_THE_CLEAR
+def read_site(folder: Path) -> tuple[tuple[StatedTrunk, ...], Security]:
+    """Return the trunks and the security that hosts.yaml stated for the recording in `folder`."""
+    trunks, security = folder / "trunks.json", folder / "security.json"
+    return (
+        parse(TrunkNotes, read_plain(trunks, inside=folder), str(trunks)).trunks if is_there(trunks) else (),
+        parse(Security, read_plain(security, inside=folder), str(security)) if is_there(security) else IN_THE_CLEAR,
+    )
 
 
 def make_recording_folder(folder: Path) -> None:
-    """Make the folder of a recording, before anything is asked. Raises HolmesError where it cannot, or one is used."""
+    """Make the folder of a recording before any host is asked.
+
+    Raises:
+        HolmesError: The folder cannot be made, or holds a recording.
+    """
     refuse_used_folder(folder)
     _make_folder(folder)
 
@@ -211,7 +216,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def refuse_used_folder(folder: Path) -> None:
-    """Raises HolmesError when `folder` holds a recording already: the two would be mixed."""
+    """Raise HolmesError if `folder` already holds a recording, which would be mixed with the new one."""
     used = next(folder.glob("*/recording.json"), None)
     if used is not None:
         raise HolmesError(
@@ -225,7 +230,11 @@ def _file_name(output: Recorded) -> str:
 
 
 def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
-    """Every host in `folder`, in the order they were asked, else by name. Raises HolmesError naming file and key."""
+    """Return every host in `folder` in the order of asking, else by name.
+
+    Raises:
+        HolmesError: A file or key cannot be read. The message names it.
+    """
     try:
         if not folder.is_dir():
             raise HolmesError(f"{folder}: no such folder", "name the folder that `holmes probe --record` wrote")
@@ -236,11 +245,18 @@ def read_recorded_hosts(folder: Path) -> dict[str, HostRecording]:
         hint = "name a folder of `holmes probe --record`, or one with HOST.txt of `holmes probe --script` for each host"
         raise HolmesError(f"{folder}: no recording in it", hint)
     recorded = {host_name(each): _read_recording(each) for each in folders}
-    return dict(sorted(recorded.items(), key=lambda item: _asked_at(item[1])))
+    positions = {name: recording.notes.position for name, recording in recorded.items()}
+    # Hosts without a position come last, in order of name.
+    order = sorted(recorded, key=lambda name: (positions[name] is None, positions[name] or 0))
+    return {name: recorded[name] for name in order}
 
 
 def host_name(path: Path) -> str:
-    """Return the last part of a host's path. Raises HolmesError for one that is not text."""
+    """Return the last part of a host's path.
+
+    Raises:
+        HolmesError: It is not UTF-8.
+    """
     try:
         path.name.encode()
     except UnicodeEncodeError:
@@ -250,13 +266,8 @@ def host_name(path: Path) -> str:
     return path.name
 
 
-def _asked_at(recording: HostRecording) -> float:
-    """Hosts without a position come last; sorting keeps them in order of name."""
-    return math.inf if recording.notes.position is None else recording.notes.position
-
-
 def _read_recording(host_folder: Path) -> HostRecording:
-    """The recording; one made by hand may hold terminal sessions, and what a parallel shell printed of all hosts."""
+    """Read a host. A recording made by hand may hold terminal sessions and the output of a parallel shell."""
     outputs, notes = _read_outputs(host_folder), _read_notes(host_folder)
     if notes is not None:
         return HostRecording(outputs, notes)
@@ -273,7 +284,7 @@ def _read_outputs(host_folder: Path) -> tuple[Recorded, ...]:
 
 
 def _read_output(file: Path, number: int, entry: object) -> Recorded:
-    """One output; it lies in the recording's folder, as what `file` lists."""
+    """Read one output that `file` lists. It must be inside the recording's folder."""
     if not isinstance(entry, Mapping):
         raise _malformed(file, str(number), entry, "{file, command, exit_code}")
     unknown = sorted(set(entry) - {"file", "command", "exit_code", "note", "complete"})

@@ -1,4 +1,4 @@
-"""Files below /sys, /proc and /etc as text: `grep -H` lines, `cat` of named files, and links from `ls -l`."""
+"""Files below /sys, /proc and /etc, read from `grep -H` lines, `cat` of named files, and links of `ls -l`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHOLE_VALUE_ENDS = (")", "ACTIVE", "DOWN", "LinkUp", "Polling", "Disabled", *LI
 
 @dataclass
 class Tree:
-    """The part of a host's file tree that the outputs show. `listed` holds the entries of listed folders."""
+    """The part of a host's file tree that outputs show. `listed` holds the entries of listed folders."""
 
     values: dict[str, list[str]] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -25,12 +25,12 @@ class Tree:
     absent: set[str] = field(default_factory=set)
 
     def value(self, path: str) -> str | None:
-        """The first line of a file, None if it was not read."""
+        """Return the first line of a file, or None if it was not read."""
         lines = self.values.get(path)
         return lines[0].strip() if lines else None
 
     def matching(self, pattern: str) -> Iterator[tuple[re.Match[str], str]]:
-        """Matches of `pattern` over whole paths, with the first line of each file."""
+        """Yield matches of `pattern` with whole paths, and the first line of each file."""
         compiled = re.compile(pattern)
         for path, lines in self.values.items():
             match = compiled.fullmatch(path)
@@ -39,7 +39,7 @@ class Tree:
 
 
 def read_tree(outputs: Iterable[Recorded]) -> Tree:
-    """All files and links in the outputs of grep, cat and ls."""
+    """Return all files and links in the outputs of grep, cat and ls."""
     tree = Tree()
     for output in outputs:
         if output.tool in ("head", "tail") and "==> /" in output.text:
@@ -63,7 +63,7 @@ def _read_grep(tree: Tree, output: Recorded) -> None:
 
 
 def _read_headed(tree: Tree, output: Recorded) -> None:
-    """`head` and `tail` of several files write a line `==> /sys/... <==` above each."""
+    """Read `head` and `tail` of several files, with a line `==> /sys/... <==` above each."""
     lines: list[str] = []
     for line in output.whole_lines:
         if match := re.match(r"==> (/.+) <==$", line):
@@ -74,7 +74,7 @@ def _read_headed(tree: Tree, output: Recorded) -> None:
 
 
 def _read_cat(tree: Tree, output: Recorded) -> None:
-    """One named file has all lines; several have one line each, if their number is the same."""
+    """Read `cat`. One named file has all lines. Several have one line each if there are as many lines."""
     if output.exit_code not in (0, None):
         return
     paths = [path for word in output.words[1:] if word.startswith("/") and "*" not in word for path in _braced(word)]
@@ -86,7 +86,7 @@ def _read_cat(tree: Tree, output: Recorded) -> None:
 
 
 def _braced(word: str) -> list[str]:
-    """The words that a shell makes of `/sys/class/net/eth0/{mtu,speed}`."""
+    """Return the words that a shell expands `/sys/class/net/eth0/{mtu,speed}` to."""
     match = re.fullmatch(r"([^{}]*)\{([^{}]*,[^{}]*)\}([^{}]*)", word)
     return [f"{match[1]}{part}{match[3]}" for part in match[2].split(",")] if match else [word]
 
@@ -121,7 +121,7 @@ def _list(tree: Tree, path: str) -> None:
 
 
 def _resolved(path: str, target: str) -> str:
-    """The absolute path a relative link leads to."""
+    """Return the absolute path of a link's target."""
     parts: list[str] = [] if target.startswith("/") else list(PurePosixPath(path).parts[1:-1])
     for part in PurePosixPath(target).parts:
         if part == "..":

@@ -1,4 +1,4 @@
-"""The clusters of a fleet: hosts that share a fabric, and the network all of them share.
+"""The clusters of a fleet, which are hosts that share a fabric, and the network that all hosts share.
 
 `same_fabric` decides from facts which hosts share one; hosts.yaml may pin labels.
 """
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Cluster, FabricKind, Finding, Host, Network, NetworkPort
 from holmes_core.units import bytes_per_s_from_gbps
-from prober.fabrics.fabric import VIRTUAL_NAMES, Fabric, carries_traffic, fabric_of
+from prober.fabrics.fabric import Fabric, carries_traffic, fabric_of
 from prober.fabrics.fabric_findings import fabric_findings, pin_findings
 from prober.fabrics.own_bridges import is_cut_off
 from prober.fabrics.placing import Groups, Placing, place
@@ -22,8 +22,6 @@ from prober.fabrics.settled_findings import settled_findings
 from prober.rails.choose_rails import is_stated
 from prober.rails.efa import efa_plugin
 from prober.rails.port_networks import network_of, parsed
-
-__all__ = ["VIRTUAL_NAMES", "fabric_of", "find_clusters", "find_shared_network", "is_rail_class"]
 
 _SHORT: dict[FabricKind, str] = {
     "InfiniBand": "ib",
@@ -37,7 +35,7 @@ _SHORT: dict[FabricKind, str] = {
 def is_rail_class(host: Host, nic: Nic) -> bool:
     """Return True if a port that is not Active should be a rail: it has the rails' kind and card model.
 
-    Where no port is a rail, every port should be. Where card models are not known, none should. `rails:` of hosts.yaml
+    On a host without rails every port should be one. If card models are not known, none should. `rails:` of hosts.yaml
     overrides both.
     """
     stated = is_stated(nic)
@@ -51,10 +49,10 @@ def is_rail_class(host: Host, nic: Nic) -> bool:
 def find_clusters(
     hosts: Sequence[Host], pinned: Mapping[str, str], trials: Collection[RdmaVerdict] = ()
 ) -> tuple[tuple[Cluster, ...], tuple[Finding, ...]]:
-    """Clusters of the reachable hosts, in order of their first host. `pinned`: host name to label.
+    """Return the clusters of reachable hosts in order of their first host, and findings on them.
 
-    A pinned host is where its label says. Others are where the facts put them, with a pinned host or not, and where
-    facts leave it open, where `trials` of RDMA do.
+    `pinned` gives the labels of hosts by name. A host without a label goes where facts put it. Where facts leave that
+    open, the `trials` of RDMA decide.
     """
     placing = place_hosts(hosts, pinned)
     settled = settle(placing, trials)
@@ -69,7 +67,7 @@ def find_clusters(
 
 
 def place_hosts(hosts: Sequence[Host], pinned: Mapping[str, str]) -> Placing:
-    """Place the reachable hosts by facts and pins, and note what these leave open."""
+    """Place the reachable hosts by facts and pins, and note the hosts that neither can place."""
     return place({host.name: fabric_of(host) for host in hosts if host.reachable}, pinned)
 
 
@@ -93,12 +91,12 @@ def _clusters(groups: Groups, hosts: Mapping[str, Host], fabrics: Mapping[str, F
 
 
 def find_shared_network(hosts: Sequence[Host]) -> Network | None:
-    """The IPv4 network on which every reachable host has an address; the fastest if there are several.
+    """Return the fastest IPv4 network on which every reachable host has an address.
 
-    Of equally fast ones it is that of the interfaces that the hosts list first. Where masks differ, it is the
-    narrowest, and every address is in it: each host sees every other on its wire. Without one: the networks of the
-    default routes, taken as routed to each other. Link-local addresses, such as those to a board's controller, count
-    where there is neither. None if a host has no default route.
+    Of equally fast networks the one on the interfaces that hosts list first counts. If masks differ, the network with
+    the longest mask counts, and only if it holds the addresses of all hosts. Without a common network, hosts are
+    assumed to reach one another by their default routes. Link-local networks, such as those to a board's controller,
+    count last. Return None if there is no such network and a host has no default route.
     """
     reachable = [host for host in hosts if host.reachable]
     local = any(host.access.transport == "local" for host in reachable)
@@ -125,7 +123,8 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
 
         def rank(subnet: str) -> tuple[float, int, str]:
             listed = sum(places[port.host].index(str(port.netdev)) for port in usable[subnet])
-            return _slowest(usable[subnet]), -listed, subnet
+            slowest = min(port.bandwidth_bytes_per_s or 0 for port in usable[subnet])
+            return slowest, -listed, subnet
 
         subnet = max(usable, key=rank)
         return Network(name="shared", kind=kind, subnet=subnet, ports=usable[subnet])
@@ -136,7 +135,7 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
 
 
 def _with_wider_masks(networks: Mapping[str, Mapping[str, NetworkPort]]) -> Mapping[str, Mapping[str, NetworkPort]]:
-    """Return the ports of each network by host, with ports of wider networks whose address lies in it."""
+    """Return the ports of each network by host, including ports with a shorter mask whose address is inside it."""
     lengths = sorted({parsed(text).prefixlen for text in networks})
     found = {}
     for text, ports in networks.items():
@@ -174,10 +173,6 @@ def _port(host: str, netdev: Netdev | None, subnet: str | None) -> NetworkPort:
     )
 
 
-def _slowest(ports: Iterable[NetworkPort]) -> float:
-    return min(port.bandwidth_bytes_per_s or 0 for port in ports)
-
-
 def _all_differ(ports: Collection[NetworkPort]) -> bool:
-    """The same address on two hosts means two networks that merely look alike, such as container bridges."""
+    """Return False if two hosts have the same address: their networks only look alike, as container bridges do."""
     return len({port.address for port in ports}) == len(ports)

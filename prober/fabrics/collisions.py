@@ -1,8 +1,8 @@
 """LIDs and IP addresses that two hosts of one fabric cannot share.
 
-A LID is unique in its subnet, so one shared LID proves two InfiniBand subnets. People assign IP addresses. If only some
-of two hosts' addresses are the same, that is a mistake and no proof. If all are, the networks merely look alike.
-Containers on one machine share ports and addresses, and prove nothing.
+A LID is unique in its subnet, so a shared LID proves two InfiniBand subnets. IP addresses are assigned by people. Two
+hosts that share some of their addresses show a mistake, which proves nothing. If they share all, their networks only
+look alike. Containers on one machine share ports and addresses, so they prove nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Pair = tuple[str, str]
 
 
 def collisions(members: Mapping[str, Fabric]) -> dict[Pair, str]:
-    """Pairs of hosts that are not on one fabric, by name, and what proves it in words."""
+    """Return pairs of hosts, by name, that are not on one fabric, each with the proof in words."""
     found: dict[Pair, str] = {}
     lids = {name: fabric.lids() for name, fabric in members.items()}
     for (prefix, number, lid), pair in _shared(lids):
@@ -35,7 +35,7 @@ def collisions(members: Mapping[str, Fabric]) -> dict[Pair, str]:
 
 
 def addresses_given_twice(members: Mapping[str, Fabric]) -> dict[Pair, str]:
-    """Pairs of hosts that share some of their rails' addresses, but not all: one of them is set wrong."""
+    """Return pairs of hosts that share some of their rails' addresses but not all: one is misconfigured."""
     return {
         pair: min(addresses)
         for pair, addresses in _shared_addresses(members).items()
@@ -54,15 +54,15 @@ def _shared_addresses(members: Mapping[str, Fabric]) -> dict[Pair, set[str]]:
 T = TypeVar("T", bound=Hashable)
 
 
-def _shared(of_hosts: Mapping[str, Iterable[T]]) -> Iterable[tuple[T, Pair]]:
-    """Each thing that several hosts have, with every pair of these hosts in order of name."""
+def _shared(values_by_host: Mapping[str, Iterable[T]]) -> Iterable[tuple[T, Pair]]:
+    """Yield each value that several hosts have, with every pair of these hosts in order of name."""
     owners: dict[T, list[str]] = {}
-    for name, things in of_hosts.items():
-        for thing in things:
-            owners.setdefault(thing, []).append(name)
-    for thing, names in owners.items():
-        for one, other in itertools.combinations(sorted(names), 2):
-            yield thing, (one, other)
+    for name, values in values_by_host.items():
+        for value in values:
+            owners.setdefault(value, []).append(name)
+    for value, names in owners.items():
+        for pair in itertools.combinations(sorted(names), 2):
+            yield value, pair
 
 
 def _one_machine(members: Mapping[str, Fabric], pair: Pair) -> bool:

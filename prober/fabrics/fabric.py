@@ -1,4 +1,4 @@
-"""The fabric that carries one host's job traffic, shown by its rails or its fastest netdev."""
+"""The fabric that carries a host's job traffic, described by its rails or its fastest netdev."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _NO_LID = (None, 0, 0xFFFF)
 
 @dataclass(frozen=True)
 class Fabric:
-    """The fabric as one host shows it. None or empty: not known, and contradicts nothing."""
+    """The fabric as one host shows it. None or an empty value is not known, so it contradicts nothing."""
 
     kind: FabricKind
     rails: tuple[Nic, ...]
     netdev: Netdev | None  # for TCP
-    interfaces: tuple[frozenset[str], ...] = ()  # of each rail, or of the netdev: addresses with prefix length
-    routes: tuple[frozenset[str], ...] = ()  # of each rail: prefixes that routes over it lead to
+    interfaces: tuple[frozenset[str], ...] = ()  # by rail, or of the netdev: addresses with prefix length
+    routes: tuple[frozenset[str], ...] = ()  # by rail: destination prefixes of the routes over it
     around: frozenset[str] = frozenset()  # networks of the host's other netdevs
-    net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
-    machine: str | None = None  # the same for containers on one machine, which share its ports and addresses
+    net_name: NetName | None = None  # NCCL's name for it, if a plugin provides it
+    machine: str | None = None  # equal for containers on one machine, which share its ports and addresses
 
     @cached_property
     def transport(self) -> tuple[str, str]:
-        """Its kind, and NCCL's name for it: what two hosts of one fabric have in common."""
+        """The kind of the fabric and NCCL's name for it. Two hosts of one fabric have both in common."""
         return self.kind, self.net_name or ""
 
     @cached_property
@@ -49,12 +49,12 @@ class Fabric:
 
     @cached_property
     def routed(self) -> frozenset[str]:
-        """Prefixes that routes over the rails lead to, default routes left out."""
+        """Destination prefixes of the routes over all rails, without default routes."""
         return frozenset(prefix for prefixes in self.routes for prefix in prefixes) - _DEFAULT_ROUTES
 
     @cached_property
     def routed_anywhere(self) -> bool:
-        """A policy table or VRF has a default route over a rail."""
+        """True if a policy table or VRF has a default route over a rail."""
         return any(prefixes & _DEFAULT_ROUTES for prefixes in self.routes)
 
     @cached_property
@@ -69,21 +69,22 @@ class Fabric:
 
     @cached_property
     def sm_guids(self) -> frozenset[str]:
-        """GUIDs of the subnet managers of InfiniBand rails, where this user may ask them."""
+        """GUIDs of the subnet managers of InfiniBand rails, if this user may query them."""
         return frozenset(nic.sm_guid for nic in self.rails if nic.sm_guid)
 
     @cached_property
     def partitions(self) -> frozenset[int]:
-        """P_Keys of InfiniBand rails without the bit for full membership; empty where one rail's are not known."""
+        """P_Keys of InfiniBand rails without the full membership bit. Empty if the keys of one rail are not known."""
         known = all(nic.pkeys for nic in self.rails) and self.kind == "InfiniBand"
         return (
             frozenset(key & ~PKEY_MEMBERSHIP for nic in self.rails for key in nic.pkeys or ()) if known else frozenset()
         )
 
     def lids(self) -> dict[tuple[str | None, int, int], str]:
-        """(subnet prefix, rail, LID) of each rail, and the port that has it. Virtual functions have their card's LID.
+        """Return the port GUIDs of the rails by (subnet prefix, rail, LID).
 
-        The rail's number is 0 unless the host itself has a LID twice, so that its rails are subnets of their own.
+        The rail is 0 unless the host itself has a LID twice, which makes each of its rails a separate subnet. Virtual
+        functions are left out, because they have the LID of their card.
         """
         own = [
             (number, nic.subnet_prefix, nic.lid, nic.port_guid or nic.node_guid or "")
@@ -95,7 +96,10 @@ class Fabric:
 
 
 def fabric_of(host: Host) -> Fabric:
-    """The fabric of the host's rails; without rails the Ethernet of its fastest netdev, or a local host's loopback."""
+    """Return the fabric of the host's rails, or without rails the Ethernet of its fastest netdev.
+
+    The fabric of a local host is its loopback.
+    """
     if host.access.transport == "local":
         loopback = next((netdev for netdev in host.netdevs if netdev.name == "lo"), None)
         return Fabric("loopback", (), loopback, _interfaces_of_one(loopback))
@@ -122,7 +126,7 @@ def fabric_of(host: Host) -> Fabric:
 
 
 def _efa(host: Host, rails: tuple[Nic, ...]) -> Fabric:
-    """Its packets stay in the subnets of the machine's interfaces, and none of these is an adapter's own."""
+    """Return the fabric of EFA adapters. These have no interfaces: packets stay in the subnets of the machine's own."""
     carrying = [netdev for netdev in host.netdevs if carries_traffic(netdev)]
     plugin = efa_plugin(host)
     return Fabric(
@@ -136,7 +140,7 @@ def _efa(host: Host, rails: tuple[Nic, ...]) -> Fabric:
 
 
 def carries_traffic(netdev: Netdev) -> bool:
-    """It is up and has an IPv4 address, and is no container's, not the loopback and not inside the machine alone."""
+    """Return True if a netdev is up with an IPv4 address and leaves the machine: no container bridge, no loopback."""
     return bool(netdev.up and netdev.addresses and not netdev.isolated) and not netdev.name.startswith(
         (*VIRTUAL_NAMES, "lo")
     )

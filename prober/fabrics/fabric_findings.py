@@ -1,4 +1,4 @@
-"""Findings on the clusters of hosts: pins that facts contradict, proofs, and questions that no fact decides."""
+"""Findings on clusters: pins that facts contradict, fabrics that look alike, and hosts that no fact places."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TEXTS = (PIN_CONTRADICTS, FITS_SEVERAL, NO_NETWORK, NOTHING_IN_COMMON, ALIKE, AL
 
 
 def pin_findings(placing: Placing) -> Iterable[Finding]:
-    """Yield a finding for every pinned host whose fabric contradicts that of the main group of its label."""
+    """Yield a finding for every pinned host whose fabric contradicts that of most hosts with its label."""
     fabrics = placing.fabrics
     for label, names in placing.groups:
         if label is None:
@@ -83,18 +83,17 @@ def pin_findings(placing: Placing) -> Iterable[Finding]:
 
 
 def fabric_findings(placing: Placing, answered: Collection[str]) -> Iterable[Finding]:
-    """Yield findings about hosts that hosts.yaml leaves to the probe, and no question about hosts in `answered`."""
+    """Yield findings about hosts that hosts.yaml does not pin, without questions about hosts in `answered`."""
     fabrics = placing.fabrics
     for alike in placing.partition.looked_alike:
         if not set(alike.hosts) <= set(placing.pinned):
             yield _looked_alike(alike, [name for name in placing.not_placed(alike) if name not in answered])
-    questions = (
-        (placing.fits_several, _fits_several),
-        (placing.without_network, _not_known),
-        (placing.nothing_in_common, _nothing_in_common),
-    )
-    for names, question in questions:
-        yield from (question(name, fabrics[name]) for name in names if name not in answered)
+    for name in (name for name in placing.fits_several if name not in answered):
+        yield FITS_SEVERAL.finding((name,), f"it shows {_shown(fabrics[name])}, which fits several clusters")
+    for name in (name for name in placing.without_network if name not in answered):
+        yield NO_NETWORK.finding((name,), f"no IPv4 network is known of its {fabrics[name].kind} interfaces")
+    for name in (name for name in placing.nothing_in_common if name not in answered):
+        yield _nothing_in_common(name, fabrics[name])
 
 
 def _looked_alike(alike: MistakenFabric, not_placed: Sequence[str]) -> Finding:
@@ -102,14 +101,6 @@ def _looked_alike(alike: MistakenFabric, not_placed: Sequence[str]) -> Finding:
         return ALIKE.finding(alike.hosts, f"{alike.proof}: these hosts are on fabrics that look alike")
     seen = f"{alike.proof}, which no two hosts of one fabric can; with whom are {', '.join(not_placed)}?"
     return ALIKE_NOT_PLACED.finding(not_placed, seen)
-
-
-def _fits_several(name: str, fabric: Fabric) -> Finding:
-    return FITS_SEVERAL.finding((name,), f"it shows {_shown(fabric)}, which fits several clusters")
-
-
-def _not_known(name: str, fabric: Fabric) -> Finding:
-    return NO_NETWORK.finding((name,), f"no IPv4 network is known of its {fabric.kind} interfaces")
 
 
 def _nothing_in_common(name: str, fabric: Fabric) -> Finding:
@@ -133,5 +124,5 @@ def _shown(fabric: Fabric) -> str:
 
 
 def _networks(fabric: Fabric) -> str:
-    """The first few networks."""
+    """Return the first few networks."""
     return format_names(sorted(fabric.networks), 3)

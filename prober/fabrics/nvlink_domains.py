@@ -1,4 +1,4 @@
-"""Hosts whose GPUs share one NVLink fabric (MNNVL), as the trays of an NVL72 rack do; and what stands in its way."""
+"""Hosts whose GPUs share one NVLink fabric (MNNVL), such as the trays of an NVL72 rack, and findings on them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ NOT_ONE_CLUSTER = RuleText(
 TEXTS = (IMEX_DOWN, IMEX_NOT_KNOWN, NOT_ONE_CLUSTER)
 
 Clique = tuple[str, int]
-"""Cluster UUID and clique id. Neither alone is unique: a rack may be cut into several cliques."""
+"""Cluster UUID and clique id. Neither alone is unique, because a rack may be split into several cliques."""
 
 
 def clique_of(host: Host) -> Clique | None:
-    """The clique that all GPUs of `host` are in; None where they are in none or several, or one is not set up yet."""
+    """Return the clique of all GPUs of `host`, or None if they are in none or several, or one is not set up yet."""
     if any(gpu.fabric_state not in (None, "Completed") for gpu in host.gpus):
         return None
     found = {(gpu.nvlink_cluster, gpu.nvlink_clique) for gpu in host.gpus}
@@ -48,7 +48,7 @@ def clique_of(host: Host) -> Clique | None:
 
 
 def find_nvlink_domains(hosts: Sequence[Host]) -> tuple[NvlinkDomain, ...]:
-    """The cliques that hold several hosts, in order of their first host."""
+    """Return the cliques of several hosts, in order of their first host."""
     members: dict[Clique, list[str]] = {}
     for host in hosts:
         if host.reachable and (clique := clique_of(host)) is not None:
@@ -63,7 +63,7 @@ def find_nvlink_domains(hosts: Sequence[Host]) -> tuple[NvlinkDomain, ...]:
 def domain_findings(
     domains: Iterable[NvlinkDomain], hosts: Sequence[Host], clusters: Sequence[Cluster]
 ) -> Iterable[Finding]:
-    """Yield a finding for each domain without IMEX, or that is not one cluster: plans cannot use its NVLink."""
+    """Yield a finding for each domain whose NVLink plans cannot use: without IMEX, or not exactly one cluster."""
     by_name = {host.name: host for host in hosts}
     cluster_of = {name: cluster.name for cluster in clusters for name in cluster.hosts}
     for domain in domains:

@@ -1,8 +1,8 @@
-"""Networks inside each machine that look shared, such as the bridges on which containers of several machines sit alone.
+"""Networks that look shared but are inside each machine, such as the container bridges of several machines.
 
-Two machines on one wire have different addresses. Where most machines of a network have an address that another one has
-too, it is not one network: each machine has its own. Sites may use the same addresses, too: then each cluster of
-hosts.yaml has different ones.
+Machines on one wire have different addresses. If most machines of a network have an address that another one has too,
+each machine has a network of its own. Sites may use the same addresses as well: then the addresses differ inside each
+cluster of hosts.yaml.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEXTS = (OWN_BRIDGE, CUT_OFF)
 
 
 class _Seat(NamedTuple):
-    """A host's addresses on a network, its machine, and its cluster of hosts.yaml."""
+    """A host's addresses on a network, its machine, and its cluster in hosts.yaml."""
 
     machine: str
     cluster: str | None
@@ -48,7 +48,7 @@ class _Seat(NamedTuple):
 
 
 def with_own_bridges(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts with the netdevs of such networks marked as isolated. `pinned`: host name to cluster."""
+    """Return the hosts with netdevs inside the machine marked as isolated. `pinned`: host name to cluster."""
     seats: dict[str, list[_Seat]] = {}
     for host in hosts:
         there: dict[str, set[str]] = {}
@@ -58,18 +58,18 @@ def with_own_bridges(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[
         for network, addresses in there.items():
             seat = _Seat(host.boot_id or host.name, pinned.get(host.name), frozenset(addresses))
             seats.setdefault(network, []).append(seat)
-    isolated = {network for network, of_hosts in seats.items() if _is_each_ones_own(of_hosts)}
+    isolated = {network for network, of_hosts in seats.items() if _is_inside_machines(of_hosts)}
     return tuple(_with_isolated(host, isolated) for host in hosts)
 
 
 def is_cut_off(host: Host) -> bool:
-    """Return True if all addresses of the host are on such networks."""
+    """Return True if all addresses of the host are on networks inside its machine."""
     has_way = any(carries_traffic(netdev) for netdev in host.netdevs)
     return not has_way and any(netdev.isolated for netdev in host.netdevs)
 
 
 def own_bridge_findings(hosts: Sequence[Host]) -> Iterable[Finding]:
-    """Yield a finding on each such network, and one on hosts that have no other."""
+    """Yield a finding on each network inside machines, and one on hosts that have no other network."""
     for text, cut_off in ((OWN_BRIDGE, False), (CUT_OFF, True)):
         affected = [host for host in hosts if is_cut_off(host) == cut_off]
         for seats in _seats(affected).values():
@@ -78,16 +78,16 @@ def own_bridge_findings(hosts: Sequence[Host]) -> Iterable[Finding]:
             yield text.finding(tuple(names), shown)
 
 
-def _is_each_ones_own(seats: Sequence[_Seat]) -> bool:
-    """Return True if most machines have no address of their own, and no cluster of hosts.yaml shows one network."""
-    if not _most_alike(seats):
+def _is_inside_machines(seats: Sequence[_Seat]) -> bool:
+    """Return True if most machines share their addresses with others, also within each cluster of hosts.yaml."""
+    if not _most_share_addresses(seats):
         return False
     clusters = {seat.cluster for seat in seats} - {None}
     in_clusters = [[seat for seat in seats if seat.cluster == cluster] for cluster in clusters]
-    return all(_most_alike(there) for there in in_clusters if len({seat.machine for seat in there}) > 1)
+    return all(_most_share_addresses(there) for there in in_clusters if len({seat.machine for seat in there}) > 1)
 
 
-def _most_alike(seats: Sequence[_Seat]) -> bool:
+def _most_share_addresses(seats: Sequence[_Seat]) -> bool:
     owners = Counter(address for _, address in {(seat.machine, each) for seat in seats for each in seat.addresses})
     alike = {seat.machine for seat in seats if all(owners[address] > 1 for address in seat.addresses)}
     return 2 * len(alike) > len({seat.machine for seat in seats})

@@ -9,21 +9,21 @@ from functools import cached_property
 from prober.fabrics.same_fabric import FabricPartition, Fabrics, Group, MistakenFabric, partition_by_fabric
 
 Groups = Sequence[tuple[str | None, Group]]
-"""Clusters as (label of hosts.yaml, names of hosts)."""
+"""Clusters as (label in hosts.yaml, names of hosts)."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """Hosts in clusters, and the hosts that no fact places."""
+    """Hosts in clusters, and hosts that no fact places."""
 
     groups: Groups  # in order of their first hosts
     fabrics: Fabrics
     partition: FabricPartition
     pinned: Mapping[str, str]
-    torn: Group  # hosts of groups whose parts hosts.yaml pins to several labels
+    torn: Group  # unpinned hosts of a group whose other hosts are pinned to several labels
 
     def not_placed(self, alike: MistakenFabric) -> Group:
-        """Return the hosts of fabrics that look alike for which no fact shows the right one."""
+        """Return the unpinned hosts that may be on any of several fabrics that look alike."""
         return self._left_to_us(alike.not_placed)
 
     @cached_property
@@ -33,18 +33,18 @@ class Placing:
 
     @cached_property
     def without_network(self) -> Group:
-        """Hosts that are alone, as no network of theirs is known."""
+        """Hosts that are alone because no network of theirs is known."""
         return tuple(name for name in self._alone if not self.fabrics[name].networks)
 
     @cached_property
     def nothing_in_common(self) -> Group:
-        """RoCE hosts that are alone, as their networks meet no other's; there are several, or there is none to meet."""
+        """RoCE hosts that are alone because their networks meet no other. A single one is not listed."""
         found = [name for name in self._alone if self.fabrics[name].kind == "RoCE" and self.fabrics[name].networks]
         return tuple(found) if len(found) > 1 else ()
 
     @cached_property
     def asked(self) -> frozenset[str]:
-        """All of these: findings ask with whom they are."""
+        """All hosts that no fact places: findings ask for their clusters."""
         alike = (name for each in self.partition.looked_alike for name in self.not_placed(each))
         return frozenset((*alike, *self.fits_several, *self.without_network, *self.nothing_in_common))
 
@@ -62,7 +62,7 @@ class Placing:
 
 
 def place(fabrics: Fabrics, pinned: Mapping[str, str]) -> Placing:
-    """Hosts where their labels say, `pinned` by name; others where the facts put them, with a pinned host or not."""
+    """Place hosts by their labels in `pinned`, and others by facts. Facts may join these to a pinned host."""
     partition = partition_by_fabric(fabrics)
     members: dict[tuple[str | None, str], list[str]] = {}
     torn: list[str] = []
@@ -78,7 +78,7 @@ def place(fabrics: Fabrics, pinned: Mapping[str, str]) -> Placing:
 
 
 def in_order(groups: Iterable[tuple[str | None, Collection[str]]], fabrics: Fabrics) -> Groups:
-    """The clusters in order of their first hosts, and the hosts of each in order."""
+    """Return the clusters in order of their first hosts, with the hosts of each in order."""
     order = {name: position for position, name in enumerate(fabrics)}
     sorted_names = [(label, tuple(sorted(names, key=order.__getitem__))) for label, names in groups]
     return sorted(sorted_names, key=lambda group: order[group[1][0]])

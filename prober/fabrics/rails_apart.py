@@ -1,4 +1,4 @@
-"""A test if the rails of a cluster are separate subnets, with no path from one to another."""
+"""The test for rails that are separate subnets, without a path from one to another."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from prober.rails.port_networks import network_of
 
 
 def rails_apart(fabrics: Sequence[Fabric]) -> bool | None:
-    """Return True if no rail reaches a rail of another number, or None if subnets are not known, as with EFA.
+    """Return True if no rail reaches a rail with another number, or None if subnets are not known, as with EFA.
 
-    InfiniBand rails are apart under different subnet prefixes, and together under one prefix and subnet manager. RoCE
-    rails are apart in different networks, unless a route over one leads to another.
+    InfiniBand rails with different subnet prefixes are apart. Those with one prefix and subnet manager are together.
+    RoCE rails in different networks are apart, unless a route over one leads to another.
     """
     numbers = {len(fabric.rails) for fabric in fabrics}
     if max(numbers, default=0) < 2 or fabrics[0].kind == "EFA":

@@ -1,11 +1,15 @@
-"""Partition of hosts by fabric: by proof where there is one, never by a guess, and independent of the hosts' order.
+"""The partition of hosts by fabric. It rests on proof, never on a guess, and does not depend on the order of hosts.
 
-RoCE, EFA and Ethernet hosts share a fabric when their networks overlap or, for RoCE, routes lead both ways. A host that
-has nothing in common with another is a cluster of its own: sockets inside a fabric are slow, but RDMA between two
-fails. InfiniBand fabrics look alike by default, so unknown facts count as alike, and prefixes, subnet managers,
-partitions and IPoIB networks speak against. The same LID or address on two hosts proves two subnets, whatever else
-looks alike. Then only the networks around the rails can show which hosts belong together. People set addresses, so a
-finding asks about a host with all addresses of another, and the rest stays one fabric.
+RoCE, EFA and Ethernet hosts share a fabric if their networks overlap. For RoCE, routes in both directions prove it too.
+A host that has nothing in common with others becomes a separate cluster: sockets inside a fabric are slow, but RDMA
+between two fabrics fails.
+
+InfiniBand fabrics look alike by default, so unknown facts count as equal. Different subnet prefixes, subnet managers,
+partitions or IPoIB networks set two hosts apart.
+
+The same LID or address on two hosts proves two subnets, even if all else looks alike. Then only the networks around the
+rails can show which hosts belong together. Addresses are set by people, so a host with all addresses of another leads
+to a finding, and the other hosts stay one fabric.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ Group = tuple[str, ...]
 
 @dataclass
 class FabricPartition:
-    """Groups of hosts that share a fabric, and doubts that the user should know."""
+    """Groups of hosts that share a fabric, and doubts that the user should know about."""
 
     groups: list[Group] = field(default_factory=list)
     looked_alike: list[MistakenFabric] = field(default_factory=list)
@@ -37,7 +41,7 @@ class FabricPartition:
 
 @dataclass(frozen=True)
 class MistakenFabric:
-    """Hosts that looked like one fabric and are not. `proof` is what two of them have in common and cannot share."""
+    """Hosts that look like one fabric and are not. `proof` says what two of them have and cannot share."""
 
     hosts: Group
     proof: str
@@ -45,7 +49,7 @@ class MistakenFabric:
 
 
 def partition_by_fabric(fabrics: Fabrics) -> FabricPartition:
-    """The groups in order of their first hosts, as `fabrics` lists them."""
+    """Return the groups in order of their first hosts, as `fabrics` lists them."""
     partition = FabricPartition()
     order = {name: position for position, name in enumerate(fabrics)}
     for transport in sorted({fabric.transport for fabric in fabrics.values()}):
@@ -62,7 +66,7 @@ def partition_by_fabric(fabrics: Fabrics) -> FabricPartition:
 
 
 def meet(one: Fabric, other: Fabric) -> bool:
-    """A network in common, or for RoCE routes over the rails in both directions."""
+    """Return True for a network in common, or for RoCE routes over the rails in both directions."""
     if any(overlap(a, b) for a in one.networks for b in other.networks):
         return True
     both_ways = leads_to(one.routed, other.networks) and leads_to(other.routed, one.networks)
@@ -70,19 +74,19 @@ def meet(one: Fabric, other: Fabric) -> bool:
 
 
 def contradict(one: Fabric, other: Fabric) -> bool:
-    """A known fact speaks against the two being one fabric."""
+    """Return True if a known fact sets the two apart."""
     if one.transport != other.transport or not _agree(_facts(one), _facts(other)):
         return True
     return bool(one.networks and other.networks) and not meet(one, other)
 
 
 def agree(fabrics: Iterable[Fabric]) -> bool:
-    """Return True if no known prefix, subnet manager or partition of InfiniBand sets any two fabrics apart."""
+    """Return True if no known InfiniBand prefix, subnet manager or partition sets any two fabrics apart."""
     return all(_agree(one, other) for one, other in itertools.combinations({_facts(each) for each in fabrics}, 2))
 
 
 def fit(one: Fabric, other: Fabric) -> bool:
-    """Nothing that two InfiniBand hosts show speaks against their being one fabric; IPoIB as in `_Item.fits`."""
+    """Return True if nothing sets two InfiniBand hosts apart. IPoIB networks count as in `_Item.fits`."""
     wired_alike = not (one.networks and other.networks) or meet(one, other)
     return _agree(_facts(one), _facts(other)) and (
         wired_alike or not _rails_with_network([one]) & _rails_with_network([other])
@@ -90,18 +94,18 @@ def fit(one: Fabric, other: Fabric) -> bool:
 
 
 def _by_network(members: Fabrics) -> list[Group]:
-    """Hosts whose networks overlap, or that routes over their rails join."""
+    """Return groups of hosts whose networks overlap, or that routes over their rails join."""
     sets: UnionFind[str] = UnionFind(members)
     _join_networks(sets, members)
     _join_routes(sets, members)
     anywhere = {name: fabric for name, fabric in members.items() if fabric.routed_anywhere}
-    # A default route of their own leads the rails anywhere; with a network around them in common, to one another.
+    # Default routes over rails may lead anywhere. With a common network around them they lead to one another.
     _join_equal(sets, {name: fabric.around for name, fabric in anywhere.items()})
     return sets.groups()
 
 
 def _join_networks(sets: UnionFind[str], members: Fabrics) -> None:
-    """Join hosts with overlapping networks: sorted, each network stands right after those that hold it."""
+    """Join hosts with overlapping networks. When sorted, a network follows directly after those that contain it."""
     owners: dict[str, list[str]] = {}
     for name, fabric in members.items():
         for each in fabric.networks:
@@ -121,7 +125,7 @@ def _place(item: tuple[Network, str]) -> tuple[int, int, int]:
 
 
 def _join_routes(sets: UnionFind[str], members: Fabrics) -> None:
-    """Join hosts to whose networks routes lead in both directions."""
+    """Join hosts whose routes lead to one another's networks in both directions."""
     networks = sorted(((parsed(text), name) for name, f in members.items() for text in f.networks), key=_place)
     places = [_place(item)[:2] for item in networks]
     of_routes: dict[frozenset[str], set[str]] = {}
@@ -140,7 +144,7 @@ def _join_routes(sets: UnionFind[str], members: Fabrics) -> None:
 def _reached(
     prefixes: Iterable[str], networks: Sequence[tuple[Network, str]], places: Sequence[tuple[int, int]]
 ) -> Iterable[str]:
-    """Hosts with a network inside one of the prefixes."""
+    """Yield hosts with a network inside one of the prefixes."""
     for text in prefixes:
         prefix = parsed(text)
         start = bisect_left(places, (prefix.version, int(prefix.network_address)))
@@ -148,16 +152,16 @@ def _reached(
         yield from (name for network, name in networks[start:end] if network.prefixlen >= prefix.prefixlen)
 
 
-def _join_equal(sets: UnionFind[str], of_hosts: Mapping[str, Iterable[Hashable]]) -> None:
-    """Join hosts that have a thing in common."""
+def _join_equal(sets: UnionFind[str], values_by_host: Mapping[str, Iterable[Hashable]]) -> None:
+    """Join hosts that have a value in common."""
     owners: dict[Hashable, str] = {}
-    for name, things in of_hosts.items():
-        for thing in things:
-            sets.join([owners.setdefault(thing, name), name])
+    for name, values in values_by_host.items():
+        for value in values:
+            sets.join([owners.setdefault(value, name), name])
 
 
 def _infiniband(members: Fabrics, partition: FabricPartition) -> list[Group]:
-    """Hosts that nothing speaks against; those that fit two fabrics that are not one are alone."""
+    """Return groups of hosts that nothing sets apart. A host that fits two different fabrics is alone."""
     ipoib: UnionFind[str] = UnionFind(members)
     _join_networks(ipoib, members)
     alike: dict[tuple[_Facts, str | None], list[str]] = {}
@@ -193,7 +197,7 @@ def _agree(one: _Facts, other: _Facts) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    """InfiniBand hosts that show the same. `wired` stands for their IPoIB networks, `rails` are those that have any."""
+    """InfiniBand hosts with the same facts. `wired` stands for their IPoIB networks, `rails` are the rails with one."""
 
     hosts: Group
     facts: _Facts
@@ -201,9 +205,9 @@ class _Item:
     rails: frozenset[int]
 
     def fits(self, other: _Item) -> bool:
-        """Nothing speaks against their being one fabric.
+        """Return True if nothing sets the two apart.
 
-        IPoIB networks do where they are of rails of one number; of different ones they differ on sound hosts too.
+        Different IPoIB networks do so on rails with the same number. On other rails they differ on sound hosts too.
         """
         if not _agree(self.facts, other.facts):
             return False
@@ -215,13 +219,13 @@ def _rails_with_network(fabrics: Iterable[Fabric]) -> frozenset[int]:
 
 
 def _split(group: Group, fabrics: Fabrics, partition: FabricPartition) -> list[Group]:
-    """The hosts of a group that looks like one fabric, apart where two of them prove that it is several."""
+    """Split a group that looks like one fabric if two of its hosts prove that it is several."""
     members = {name: fabrics[name] for name in group}
     proofs = collisions(members)
     if not proofs:
         return [group]
     partition.proved_apart.update(proofs)
-    # A network that two hosts of different fabrics share shows nothing about the others.
+    # A network that hosts of different fabrics share proves nothing about others.
     misleading = {network for pair in proofs for network in members[pair[0]].around & members[pair[1]].around}
     around: UnionFind[str] = UnionFind(members)
     _join_equal(around, {name: fabric.around - misleading for name, fabric in members.items()})
@@ -243,10 +247,10 @@ def _split(group: Group, fabrics: Fabrics, partition: FabricPartition) -> list[G
 
 
 def _rest(parts: Sequence[Group], proofs: Collection[Pair]) -> Group:
-    """The hosts that are one fabric whatever clones of them are: those that have no other's addresses.
+    """Return the hosts that are one fabric in any case: all but clones, which have all addresses of another host.
 
-    People set addresses: one host may be set as another is, which says nothing of the rest. Where the networks around
-    them put a clone to hosts of the rest, it is with them; where they do so for several, these are several fabrics.
+    One host may be configured like another by mistake, which says nothing about the rest. A clone that shares a network
+    around the rails with hosts of the rest belongs to them. If several parts hold clones, they are several fabrics.
     """
     clones = {name for pair in proofs for name in pair}
     sides = [part for part in parts if len(part) > 1 and clones & set(part) and not _holds_proof(part, proofs)]

@@ -1,8 +1,8 @@
-"""Clusters that facts left open, joined and held apart by trials of RDMA between two hosts. Pure.
+"""Clusters that facts leave open, joined or separated by trials of RDMA between two hosts.
 
-A trial that works shows one fabric. One that fails shows two only where each of its hosts works with another host:
-otherwise a device, a tool or a limit of either may be the cause. Trials that contradict one another, a fact that is
-proved or a pin change nothing. The order of hosts and of trials does not matter.
+A trial that works shows one fabric. A trial that fails shows two fabrics only if each host works with another host:
+otherwise a device, a tool or a limit may be the cause. Trials change nothing if they contradict one another, a proof or
+a pin. The order of hosts and of trials does not matter.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from prober.fabrics.same_fabric import agree, fit
 from prober.fabrics.union_find import UnionFind
 
 Verdict = Literal["works", "fails", "unknown"]
-"""`fails`: asked to, nothing came through either way. `unknown`: it could not be tried."""
+"""`fails`: nothing passed in either direction. `unknown`: it could not be tried."""
 
 
 @dataclass(frozen=True)
 class RdmaVerdict:
-    """The verdict of RDMA between two hosts; `how` gives the devices and the result seen."""
+    """The verdict on RDMA between two hosts. `how` gives the devices and the result seen."""
 
     hosts: Pair
     verdict: Verdict
@@ -32,12 +32,12 @@ class RdmaVerdict:
 
 
 Part = frozenset[int]
-"""Numbers of clusters, from facts alone."""
+"""Clusters that are one, as positions in `placing.groups`."""
 
 
 @dataclass(frozen=True)
 class SettledClusters:
-    """Clusters as trials left them. A part is what trials made one cluster of, by the numbers of `placing.groups`."""
+    """Clusters after the trials. Each part is one cluster now."""
 
     placing: Placing
     trials: tuple[RdmaVerdict, ...]
@@ -49,7 +49,7 @@ class SettledClusters:
 
     @cached_property
     def working(self) -> frozenset[str]:
-        """Hosts that work with another host."""
+        """Hosts with a trial that works."""
         return frozenset(name for trial in self.trials if trial.verdict == "works" for name in trial.hosts)
 
     @cached_property
@@ -68,7 +68,7 @@ class SettledClusters:
 
     @cached_property
     def contradictory(self) -> tuple[Part, ...]:
-        """Clusters that trials would join against the facts; these stay as facts gave them."""
+        """Clusters that trials would join against the facts, and which therefore stay apart."""
         return tuple(part for part in self._linked if len(part) > 1 and not self._may_be_one(part))
 
     @cached_property
@@ -83,7 +83,7 @@ class SettledClusters:
 
     @cached_property
     def answered(self) -> frozenset[str]:
-        """The hosts in question that a trial joined with others, or that trials held apart from all."""
+        """The hosts in question that a trial joined with others, or that trials separated from all others."""
         found = {name for part in self.parts if len(part) > 1 for name in self.hosts_of(part)}
         tried = {name for trial in self.apart for name in self.hosts_of(self.part_of(trial.hosts[0]))}
         tried |= {name for trial in self.apart for name in self.hosts_of(self.part_of(trial.hosts[1]))}
@@ -92,19 +92,20 @@ class SettledClusters:
         return self.placing.asked & found
 
     def hosts_of(self, part: Part) -> tuple[str, ...]:
-        """Names, cluster by cluster."""
+        """Return the names of the hosts, cluster by cluster."""
         return tuple(name for number in sorted(part) for name in self.placing.groups[number][1])
 
     def part_of(self, host: str) -> Part:
-        """The part that holds the host."""
+        """Return the part that holds the host."""
         return self._part_at[self.at[host]]
 
     def open_pairs(self) -> Iterator[tuple[Part, Part]]:
-        """Yield every two parts that a finding asks about and that neither facts nor trials join or hold apart."""
+        """Yield pairs of parts that a finding asks about, and that neither facts nor trials join or separate."""
         asked = {self.at[name] for name in self.placing.asked}
         apart = {frozenset(map(self.part_of, trial.hosts)) for trial in self.apart}
-        with_rails = [part for part in self.parts if self._has_rails(part)]
-        for one, other in itertools.combinations(with_rails, 2):
+        fabrics = {part: self.placing.fabrics[self.hosts_of(part)[0]] for part in self.parts}
+        testable = [part for part in self.parts if fabrics[part].kind in ("InfiniBand", "RoCE")]
+        for one, other in itertools.combinations(testable, 2):
             if asked & (one | other) and frozenset((one, other)) not in apart and self._looks_like_one(one, other):
                 yield one, other
 
@@ -123,7 +124,7 @@ class SettledClusters:
 
     @cached_property
     def _against(self) -> dict[int, set[int]]:
-        """By a cluster's number, those that proved facts or trials hold apart from it."""
+        """The clusters, by number, that proofs or trials separate from each cluster."""
         found: dict[int, set[int]] = {}
         for one, other in (*self.placing.partition.proved_apart, *(trial.hosts for trial in self.apart)):
             found.setdefault(self.at[one], set()).add(self.at[other])
@@ -131,60 +132,52 @@ class SettledClusters:
         return found
 
     def _may_be_one(self, part: Part) -> bool:
-        """Neither pins nor facts that prove something, nor trials, hold two of its hosts apart."""
+        """Return True if no pin, proof or trial separates two of its hosts."""
         labels = {label for label, _ in (self.placing.groups[number] for number in part) if label is not None}
         torn = any(self._against.get(number, set()) & part for number in part)
         fabrics = [self.placing.fabrics[name] for name in self.hosts_of(part)]
         return len(labels) < 2 and not torn and len({each.transport for each in fabrics}) == 1 and agree(fabrics)
 
-    def _has_rails(self, part: Part) -> bool:
-        """It has InfiniBand or RoCE rails, so trials can test it."""
-        return self.placing.fabrics[self.placing.groups[min(part)][1][0]].kind in ("InfiniBand", "RoCE")
-
     def _looks_like_one(self, one: Part, other: Part) -> bool:
-        """They may be one, and InfiniBand's IPoIB networks do not tell them apart."""
-        first, second = (self.placing.groups[min(part)][1][0] for part in (one, other))
-        fabrics = self.placing.fabrics
-        if fabrics[first].transport != fabrics[second].transport or not self._may_be_one(one | other):
+        """Return True if the two may be one, and the IPoIB networks of InfiniBand do not set them apart."""
+        first, second = (self.placing.fabrics[self.hosts_of(part)[0]] for part in (one, other))
+        if first.transport != second.transport or not self._may_be_one(one | other):
             return False
-        return fabrics[first].kind == "RoCE" or fit(fabrics[first], fabrics[second])
+        return first.kind == "RoCE" or fit(first, second)
 
 
 def settle(placing: Placing, trials: Collection[RdmaVerdict]) -> SettledClusters:
-    """Return the clusters after `trials`; without any, the clusters of the facts."""
+    """Return the clusters after `trials`. Without trials, facts alone decide."""
     known = (trial for trial in trials if set(trial.hosts) <= set(placing.fabrics))
     return SettledClusters(placing, tuple(sorted(known, key=lambda trial: (trial.hosts, trial.verdict, trial.how))))
 
 
 def next_pairs(settled: SettledClusters) -> tuple[Pair, ...]:
-    """Pairs of hosts to try next, none with a host in common; none when no trial would tell more.
+    """Return pairs of hosts to try next, without a host in common. Empty if no trial would show more.
 
-    One for each open pair of clusters, and for a host whose trial failed one inside its cluster: does it work at all?
+    There is one for each open pair of clusters. A host whose trial failed is tried inside its own cluster, to learn if
+    it works at all.
     """
     tried = {frozenset(map(settled.part_of, trial.hosts)) for trial in settled.trials}
     taken: set[str] = set()
     chosen: list[Pair] = []
-    for pair in (*_controls(settled), *_questions(settled, tried)):
+    untried = (parts for parts in settled.open_pairs() if frozenset(parts) not in tried)
+    questions = ((_representative(settled, one), _representative(settled, other)) for one, other in untried)
+    for pair in (*_controls(settled), *questions):
         if taken.isdisjoint(pair):
             taken.update(pair)
             chosen.append(pair)
     return tuple(chosen)
 
 
-def _questions(settled: SettledClusters, tried: Collection[frozenset[Part]]) -> Iterator[Pair]:
-    for one, other in settled.open_pairs():
-        if frozenset((one, other)) not in tried:
-            yield _speaker(settled, one), _speaker(settled, other)
-
-
-def _speaker(settled: SettledClusters, part: Part) -> str:
-    """The host to try for its cluster: one that is known to work, else the first."""
+def _representative(settled: SettledClusters, part: Part) -> str:
+    """Return the host to try for its cluster: one that is known to work, else the first."""
     names = settled.hosts_of(part)
     return next((name for name in names if name in settled.working), names[0])
 
 
 def _controls(settled: SettledClusters) -> Iterator[Pair]:
-    """A host whose trial failed with a neighbour, unless it is known to work or was tried with one before."""
+    """Yield each host whose trial failed, with a neighbour. Hosts that work elsewhere or were tried so are left out."""
     failed = dict.fromkeys(name for trial in settled.trials if trial.verdict == "fails" for name in trial.hosts)
     inside = {
         name

@@ -1,4 +1,4 @@
-"""Findings on clusters that facts left open: the results of RDMA trials, and the questions that remain."""
+"""Findings on clusters that facts leave open: the results of RDMA trials, and the questions that remain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONTRADICTORY = RuleText(
     f"look at routes, partitions and access lists between these hosts, then {PIN}",
     _SOURCE,
 )
-NOT_TOLD = RuleText(
+UNDECIDED = RuleText(
     _RULE,
     "W",
     "with --links, RDMA between hosts that facts left open could not be tried, or fails where neither works elsewhere",
@@ -45,46 +45,38 @@ NOT_TOLD = RuleText(
     f"install perftest on both and open their ports to one another, or {PIN}",
     _SOURCE,
 )
-TEXTS = (ONE, TWO, CONTRADICTORY, NOT_TOLD)
+TEXTS = (ONE, TWO, CONTRADICTORY, UNDECIDED)
 
 
 def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
-    """One finding each for joined clusters, separate clusters, and what a trial leaves open."""
+    """Yield a finding on each joined cluster, each separation, and each trial that decides nothing."""
     for part in settled.parts:
         if len(part) > 1:
-            yield _one(settled, part)
+            seen = f"RDMA works between hosts that facts left apart: {_shown(_joining(settled, part))}"
+            yield ONE.finding(settled.hosts_of(part), seen)
     for trial in settled.apart:
         if not _same(settled, trial) and not _doubted(settled, trial):
             seen = f"RDMA fails both ways, and each works with another host: {_shown([trial])}"
             yield TWO.finding(trial.hosts, seen)
     for part in settled.contradictory:
-        yield _contradictory(settled, part)
+        apart = [trial for trial in settled.apart if {settled.at[name] for name in trial.hosts} <= part]
+        against = f"and does not: {_shown(apart)}" if apart else "though facts or pins prove some of these hosts apart"
+        seen = f"measurements contradict: RDMA works ({_shown(_joining(settled, part))}), {against}"
+        yield CONTRADICTORY.finding(settled.hosts_of(part), seen)
     decided = {trial.hosts for trial in settled.apart}
     for trial in settled.trials:
         if trial.verdict != "works" and trial.hosts not in decided and not _same(settled, trial):
-            yield _not_told(trial, settled)
+            yield _undecided(trial, settled)
 
 
-def _one(settled: SettledClusters, part: Part) -> Finding:
-    seen = f"RDMA works between hosts that facts left apart: {_shown(_joining(settled, part))}"
-    return ONE.finding(settled.hosts_of(part), seen)
-
-
-def _contradictory(settled: SettledClusters, part: Part) -> Finding:
-    apart = [trial for trial in settled.apart if {settled.at[name] for name in trial.hosts} <= part]
-    against = f"and does not: {_shown(apart)}" if apart else "though facts or pins prove some of these hosts apart"
-    seen = f"measurements contradict: RDMA works ({_shown(_joining(settled, part))}), {against}"
-    return CONTRADICTORY.finding(settled.hosts_of(part), seen)
-
-
-def _not_told(trial: RdmaVerdict, settled: SettledClusters) -> Finding:
+def _undecided(trial: RdmaVerdict, settled: SettledClusters) -> Finding:
     alone = [name for name in trial.hosts if name not in settled.working]
     why = f"; {' and '.join(alone)} not known to work with any host" if trial.verdict == "fails" else ""
-    return NOT_TOLD.finding(trial.hosts, f"no measurement tells whether it is one fabric: {_shown([trial])}{why}")
+    return UNDECIDED.finding(trial.hosts, f"no measurement tells whether it is one fabric: {_shown([trial])}{why}")
 
 
 def _joining(settled: SettledClusters, part: Part) -> list[RdmaVerdict]:
-    """The trials that work between clusters of the part."""
+    """Return the trials that work between clusters of the part."""
     return [
         trial
         for trial in settled.trials
@@ -95,18 +87,17 @@ def _joining(settled: SettledClusters, part: Part) -> list[RdmaVerdict]:
 
 
 def _same(settled: SettledClusters, trial: RdmaVerdict) -> bool:
-    """Its hosts are one cluster now."""
+    """Return True if its hosts are one cluster now."""
     return settled.part_of(trial.hosts[0]) == settled.part_of(trial.hosts[1])
 
 
 def _doubted(settled: SettledClusters, trial: RdmaVerdict) -> bool:
-    """Other trials contradict it."""
+    """Return True if other trials contradict it."""
     numbers = {settled.at[name] for name in trial.hosts}
     return any(numbers <= part for part in settled.contradictory)
 
 
 def _shown(trials: Iterable[RdmaVerdict]) -> str:
-    """The first few trials."""
-    said = [f"{trial.hosts[0]} and {trial.hosts[1]}: {trial.how}" for trial in trials]
-    more = len(said) - MAX_TRIALS_SHOWN
-    return "; ".join(said[:MAX_TRIALS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    shown = [f"{trial.hosts[0]} and {trial.hosts[1]}: {trial.how}" for trial in trials]
+    more = len(shown) - MAX_TRIALS_SHOWN
+    return "; ".join(shown[:MAX_TRIALS_SHOWN]) + (f"; and {more} more" if more > 0 else "")

@@ -1,1 +1,1 @@
-"""Facts, one file a subject: the commands that show it and the parsers that read it."""
+"""Facts by subject, each file with the commands that show them and the parsers that read them."""

@@ -1,4 +1,4 @@
-"""The audit: every rule on every host and every cluster, one row for the same finding on many hosts."""
+"""The audit: every rule on every host and cluster, with one finding for the same fault on many hosts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PEER_RULES: tuple[PeerRule, ...] = (
 
 
 def audit(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | None) -> tuple[Finding, ...]:
-    """All findings of all rules: hosts in order, then the job and its clusters, then what joins them."""
+    """Return the findings of all rules: on hosts in order, the job and its clusters, and their networks."""
     by_name = {host.name: host.for_job() for host in hosts if host.reachable}
     findings = [finding for host in by_name.values() for rule in HOST_RULES for finding in rule.findings(host)]
     job = tuple(by_name.values())
@@ -69,7 +69,7 @@ def audit(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | 
 
 
 def joined(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings that say the same of several hosts as one, in order of first mention."""
+    """Return the findings in order, with equal ones on several hosts merged into the first."""
     merged: dict[Finding, tuple[str, ...]] = {}
     for finding in findings:
         anonymous = finding.model_copy(update={"hosts": ()})

@@ -1,4 +1,4 @@
-"""The catalogue: every rule by id, wherever its findings are made, for `holmes probe --explain` and docs/rules.md."""
+"""The catalogue of all rules by id, for `holmes probe --explain` and docs/rules.md."""
 
 from __future__ import annotations
 
@@ -38,11 +38,15 @@ def _by_id() -> Mapping[str, tuple[RuleText, ...]]:
 
 
 CATALOGUE = _by_id()
-"""By id in alphabetic order. An id stands more than once where circumstances make it graver or lighter."""
+"""Rules by id in alphabetic order. An id has several texts if its severity depends on circumstances."""
 
 
 def explain(rule_id: str) -> Sequence[RuleText]:
-    """Return the texts of one rule, in any case of letters. Raises HolmesError naming the nearest ids."""
+    """Return the texts of one rule, whose id may be in upper or lower case.
+
+    Raises:
+        HolmesError: No rule has this id. The hint names the nearest ids.
+    """
     known = CATALOGUE.get(rule_id.upper())
     if known is None:
         near = difflib.get_close_matches(rule_id.upper(), CATALOGUE, n=3, cutoff=0.4)

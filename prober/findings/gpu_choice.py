@@ -1,4 +1,4 @@
-"""Findings on the GPUs that the job leaves out, and on those that hosts.yaml names in vain. Pure."""
+"""Findings on GPUs that the job leaves out, and on GPUs of hosts.yaml that do not exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS = (LEFT_OUT, STATED_IN_VAIN)
 
 
 def gpu_choice_findings(host: Host) -> Iterable[Finding]:
-    """Yield a finding for the GPUs left out by themselves, and one for those named that are not there."""
+    """Yield a finding on GPUs that the probe left out, and one on GPUs in hosts.yaml that do not exist."""
     out = [gpu for gpu in host.gpus if gpu.left_out not in (None, NOT_STATED)]
     if out:
         shown = [f"GPU {gpu.index} ({gpu.name}, {format_memory(gpu.memory_bytes)}): {gpu.left_out}" for gpu in out]

@@ -1,4 +1,4 @@
-"""Findings where a scheduler's labels, given as hints in hosts.yaml, contradict the facts. Clusters ignore hints."""
+"""Findings on hints in hosts.yaml, such as a scheduler's labels, that contradict the facts. Clusters ignore hints."""
 
 from __future__ import annotations
 
@@ -63,16 +63,21 @@ def hint_findings(hosts: Sequence[Host], clusters: Sequence[Cluster]) -> Iterato
 
 
 def _split_switches(hosts: Mapping[str, Host], clusters: Sequence[Cluster]) -> Iterator[Finding]:
-    """By the nearest switch alone: one further up may well join several fabrics."""
+    """Return findings on switches with hosts in several clusters. Only the nearest counts: others may join fabrics."""
     found: dict[str, dict[str, list[str]]] = {}
     for cluster in clusters:
         for name in cluster.hosts:
             for switch in hosts[name].hints.network[:1]:
                 found.setdefault(switch, {}).setdefault(cluster.name, []).append(name)
-    for switch, members in found.items():
+    return _split(ONE_SWITCH, found)
+
+
+def _split(text: RuleText, groups: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Finding]:
+    """Yield a finding on each hinted group whose hosts are in several places. `groups` has hosts by group and place."""
+    for group, members in groups.items():
         if len(members) > 1:
-            where = "; ".join(f"{format_names(names, MAX_NAMES)} in {cluster}" for cluster, names in members.items())
-            yield ONE_SWITCH.finding([name for names in members.values() for name in names], f"{switch}: {where}")
+            where = "; ".join(f"{format_names(names, MAX_NAMES)} in {place}" for place, names in members.items())
+            yield text.finding([name for names in members.values() for name in names], f"{group}: {where}")
 
 
 def _other_fabrics(cluster: Cluster, members: Sequence[Host]) -> Iterator[Finding]:
@@ -85,7 +90,7 @@ def _other_fabrics(cluster: Cluster, members: Sequence[Host]) -> Iterator[Findin
 
 
 def _without_switch(cluster: Cluster, members: Sequence[Host]) -> Iterator[Finding]:
-    """One level alone is a leaf, and hosts of one fabric hang on many."""
+    """Yield a cluster without a common switch. A single level is a leaf, and one fabric has many."""
     labelled = {host.name: host.hints.network for host in members if len(host.hints.network) > 1}
     sets: UnionFind[str] = UnionFind(labelled)
     first_on: dict[str, str] = {}
@@ -104,7 +109,4 @@ def _split_domains(hosts: Iterable[Host]) -> Iterator[Finding]:
         clique = clique_of(host)
         if host.hints.nvlink is not None and clique is not None:
             found.setdefault(host.hints.nvlink, {}).setdefault(clique[0], []).append(host.name)
-    for domain, members in found.items():
-        if len(members) > 1:
-            where = "; ".join(f"{format_names(names, MAX_NAMES)} in {uuid}" for uuid, names in members.items())
-            yield ONE_NVLINK.finding([name for names in members.values() for name in names], f"{domain}: {where}")
+    return _split(ONE_NVLINK, found)

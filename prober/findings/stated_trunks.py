@@ -1,4 +1,4 @@
-"""Trunks that hosts.yaml states, among the clusters that were found, and against what was measured. Pure."""
+"""Trunks that hosts.yaml states, checked against the clusters and the measured trunks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ LOW_SHARE = 0.80  # of a stated line rate; headers take a twentieth of it
 def find_stated_trunks(
     stated: Iterable[StatedTrunk], clusters: Sequence[Cluster]
 ) -> tuple[tuple[Trunk, ...], tuple[Finding, ...]]:
-    """Return trunks and uplinks of known clusters, in the clusters' order, and a finding for each other one."""
+    """Return the trunks and uplinks of known clusters, and a finding on each other one."""
     names = [cluster.name for cluster in clusters]
     trunks, findings = [], []
     for trunk in stated:
         missing = [name for name in trunk.clusters if name not in names]
         if missing:
-            findings.append(_not_found(trunk, missing, clusters))
+            found = ", ".join(names) or "none"
+            seen = f"`trunks:` is about {' and '.join(trunk.clusters)}; found: {found}, not {' nor '.join(missing)}"
+            findings.append(TRUNK_UNKNOWN.finding([host for cluster in clusters for host in cluster.hosts], seen))
         else:
             ends, rate = tuple(sorted(trunk.clusters, key=names.index)), bytes_per_s_from_gbps(trunk.gbps)
             trunks.append(Trunk(clusters=ends, bandwidth_bytes_per_s=rate, source="hosts.yaml", pairs=0))
@@ -30,7 +32,7 @@ def find_stated_trunks(
 
 
 def with_measured(inventory: Inventory, measured: Iterable[Trunk]) -> Inventory:
-    """The inventory with measured trunks where none is stated, and a finding where one is far below the stated."""
+    """Return the inventory with measured trunks that are not stated, and findings on those far below a stated rate."""
     stated = {frozenset(trunk.clusters): trunk for trunk in inventory.trunks}
     trunks, findings = list(inventory.trunks), list(inventory.findings)
     for trunk in measured:
@@ -40,14 +42,6 @@ def with_measured(inventory: Inventory, measured: Iterable[Trunk]) -> Inventory:
         elif trunk.bandwidth_bytes_per_s < LOW_SHARE * other.bandwidth_bytes_per_s:
             findings.append(_low(inventory, trunk, other))
     return inventory.model_copy(update={"trunks": tuple(trunks), "findings": tuple(findings)})
-
-
-def _not_found(trunk: StatedTrunk, missing: Sequence[str], clusters: Sequence[Cluster]) -> Finding:
-    found = ", ".join(cluster.name for cluster in clusters) or "none"
-    return TRUNK_UNKNOWN.finding(
-        [host for cluster in clusters for host in cluster.hosts],
-        f"`trunks:` is about {' and '.join(trunk.clusters)}; found: {found}, not {' nor '.join(missing)}",
-    )
 
 
 def _low(inventory: Inventory, measured: Trunk, stated: Trunk) -> Finding:

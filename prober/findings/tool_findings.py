@@ -1,4 +1,4 @@
-"""Findings on the asking itself: tools missing, failed, slow, cut off, or not known to Holmes."""
+"""Findings on tools that are missing, fail, hang, are cut off, or that Holmes does not read."""
 
 from __future__ import annotations
 
@@ -22,21 +22,8 @@ from prober.rules.reported_rules import (
 READ_TOOLS = frozenset(
     (
         *("cat", "date", "dcb", "df", "dmesg", "env", "ethtool", "find", "getent", "grep", "head", "hostname"),
-        *(
-            "ibdev2netdev",
-            "ibstat",
-            "ibstatus",
-            "ibv_devices",
-            "ibv_devinfo",
-            "id",
-            "ifconfig",
-            "ip",
-            "iptables",
-            "journalctl",
-            "ldconfig",
-            "ls",
-            "lsmod",
-        ),
+        *("ibdev2netdev", "ibstat", "ibstatus", "ibv_devices", "ibv_devinfo", "id", "ifconfig", "ip", "iptables"),
+        *("journalctl", "ldconfig", "ls", "lsmod"),
         *("lspci", "mlnx_qos", "mlxlink", "nproc", "nvidia-smi", "ofed_info", "printenv", "rdma", "show_gids"),
         *("amd-smi", "fi_info", "npu-smi", "opainfo", "rocm-smi", "sminfo", "ss"),
         *("sh", "systemctl", "tail", "test", "ulimit", "uname"),
@@ -49,12 +36,12 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 _UNKNOWN_OPTION = re.compile(r"is unknown|(?:unrecognized|invalid) option")  # iproute2, busybox
-_NO_DEVICE = re.compile(r"No IB devices found|sys files not found")  # an answer of ibv_devinfo and ibstatus, no failure
+_NO_DEVICE = re.compile(r"No IB devices found|sys files not found")  # of ibv_devinfo and ibstatus, and no failure
 _DYING_WORDS = ("ibpanic:", "Segmentation fault", "core dumped", "Traceback (most recent call last)")
 
 
 def tool_findings(name: str, outputs: Sequence[Recorded]) -> list[Finding]:
-    """The findings about host `name`, each tool named once."""
+    """Return the findings about host `name`, which name each tool once."""
     return [
         *_missing(name, outputs),
         *_unread(name, outputs),
@@ -83,19 +70,19 @@ def _no_permission(name: str, outputs: Iterable[Recorded]) -> Iterable[Finding]:
         if refused is not None and output.tool in READ_TOOLS:
             refusals.setdefault(output.tool, refused[:100])
     if refusals:
-        said = "; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items()))
-        yield NO_PERMISSION.finding((name,), said)
+        shown = "; ".join(f"{tool}: {line}" for tool, line in sorted(refusals.items()))
+        yield NO_PERMISSION.finding((name,), shown)
 
 
 def _gpu_tool(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
     failure = read_failure(outputs)
-    # Without a GPU, GPU-NONE, GPU-DRIVER-MISMATCH and GPU-COUNT report it.
+    # Without a GPU, GPU-NONE, GPU-DRIVER-MISMATCH or GPU-COUNT reports the failure.
     if failure is not None and LOST_GPU not in failure and read_gpus(outputs, ()).gpus:
         yield TOOL_FAILED.finding((name,), f"nvidia-smi: {failure}")
 
 
 def _broken_tools(name: str, outputs: Sequence[Recorded]) -> Iterable[Finding]:
-    """Failing RDMA tools are no news on a host without RDMA devices."""
+    """Yield failed tools, without RDMA tools on a host without RDMA devices, where they have to fail."""
     without_rdma = any(
         output.tool == "ls" and "/sys/class/infiniband" in output.words and "No such file" in output.text
         for output in outputs
@@ -116,11 +103,11 @@ _CLOSING = re.compile(r"^[ \t]*link[ _]layer:[ \t]*\w", re.MULTILINE | re.IGNORE
 
 
 def _cut_block(output: Recorded) -> str | None:
-    """Return the fault of an RDMA tool's blocks. Versions that print no link layer at all are whole without."""
+    """Return the fault of an RDMA tool's blocks. Old versions print no link layer at all."""
     if output.tool not in ("ibstat", "ibv_devinfo", "ibstatus"):
         return None
     device, *blocks = _BLOCK.split(output.plain)
-    if _nobodys_port(output, device, blocks):
+    if _lacks_device(output, device, blocks):
         return "a port without the line that names its device; whose port it is cannot be told"
     if output.filtered:
         return None
@@ -130,7 +117,7 @@ def _cut_block(output: Recorded) -> str | None:
     return None
 
 
-def _nobodys_port(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
+def _lacks_device(output: Recorded, before: str, blocks: Sequence[str]) -> bool:
     if output.tool == "ibv_devinfo":
         return bool(blocks) and "hca_id" not in before and "-d" not in output.words
     options = [word for word in output.words[1:] if not word.startswith("-")]

@@ -1,1 +1,1 @@
-"""The link test: which pairs, what runs on their hosts, and what the results say."""
+"""The link test: the pairs of hosts, the programs on them, and the findings on the results."""

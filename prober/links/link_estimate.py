@@ -1,4 +1,4 @@
-"""The seconds that measuring the links of a fleet takes. Pure."""
+"""The estimate of the seconds that measuring links takes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TEST_START_S = 1.0  # to start a test and wait for its end, measured on the bed
 
 
 def estimate_s(inventory: Inventory, limits: LinkLimits = USUAL_LIMITS) -> float:
-    """Return about how many seconds `measure_links` takes; 0 where no two hosts share a network.
+    """Return about how many seconds `measure_links` takes, or 0 if no two hosts share a network.
 
     Pairs of a round are measured at once, each in both directions. Then all pairs between two clusters send together,
-    and where there are more than two clusters, all pairs of one.
+    and with more than two clusters, all pairs of one.
     """
     pairs = [pair for pair in choose_pairs(inventory, limits.pairs) if not pair.rdma_only]
     way_s = PING_S + len(limits.streams) * (limits.seconds + TEST_START_S)

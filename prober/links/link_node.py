@@ -1,7 +1,7 @@
-"""The node's part of the link test: a program of the standard library alone, sent to a host over SSH and never stored.
+"""The link test on a host: a program that needs only the standard library, sent over SSH and never stored there.
 
-It reads one JSON command a line and answers with lines that begin with MARK. It ends when its input does or when no
-command came for IDLE_S, and then ends the processes it started. Python >= 3.7.
+It reads one JSON command per line and answers with lines that begin with MARK. It ends with its input, or after IDLE_S
+without a command, and then ends the processes that it started. Python >= 3.7.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHILDREN: list[subprocess.Popen[str]] = []
 
 
 def main() -> None:
-    """Obey the controller until it goes."""
+    """Run the controller's commands until its connection ends."""
     os.environ["PATH"] = f"{os.environ.get('PATH', '/usr/bin:/bin')}:{_SYSTEM_FOLDERS}"
     os.environ["LC_ALL"] = "C"
     commands: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -54,24 +54,24 @@ def _listen_to_controller(commands: queue.Queue[dict[str, Any]]) -> None:
 
 
 def _end() -> None:
-    """End this process at once, whatever it is waiting for, and everything it started."""
+    """End this process at once, even if it waits for something, and all processes that it started."""
     for child in _CHILDREN:
         if child.poll() is None:
-            child.terminate()  # `timeout` hands this on
+            child.terminate()  # `timeout` forwards the signal
     os._exit(0)
 
 
 def say(**answer: Any) -> None:
-    """One answer to the controller."""
+    """Send one answer to the controller."""
     sys.stdout.write(MARK + json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
 def tools() -> None:
-    """Report the test tools installed here, and the options for GPU memory that ib_write_bw was built with."""
+    """Report the installed test tools, and the options for GPU memory that ib_write_bw was built with."""
     found = ["ib_write_bw"] if shutil.which("ib_write_bw") and shutil.which("timeout") else []
-    said = _help("ib_write_bw") if found else ""
-    found += [option for option in ("--use_cuda", "--use_cuda_dmabuf") if re.search(option + r"(?![\w])", said)]
+    text = _help("ib_write_bw") if found else ""
+    found += [option for option in ("--use_cuda", "--use_cuda_dmabuf") if re.search(option + r"(?![\w])", text)]
     say(tools=found)
 
 
@@ -92,7 +92,7 @@ def _help(tool: str) -> str:
 
 
 def echo(address: str, token: str, seconds: float) -> None:
-    """Send back what one connection sends, for at most `seconds`."""
+    """Echo the data of one connection for at most `seconds`."""
     deadline = time.monotonic() + CONNECT_S + seconds
     (connection,) = _accept(address, token, 1)
     with connection:
@@ -108,7 +108,7 @@ def echo(address: str, token: str, seconds: float) -> None:
 
 
 def ping(source: str, address: str, port: int, token: str, count: int, seconds: float) -> None:
-    """Seconds of up to `count` round trips of one byte, within `seconds`."""
+    """Report the seconds of up to `count` round trips of one byte, within `seconds`."""
     connections = _connect(source, address, port, token, 1)
     if not connections:
         return
@@ -129,7 +129,7 @@ def ping(source: str, address: str, port: int, token: str, count: int, seconds: 
 def receive(address: str, token: str, streams: int, seconds: float, size_bytes: int) -> None:
     """Read `streams` connections together until `seconds` or `size_bytes` are reached.
 
-    Answers with points [seconds since the first read, bytes so far].
+    The answer has points [seconds since the first read, bytes so far].
     """
     connections = _accept(address, token, streams)
     buffer = bytearray(1 << 20)
@@ -153,7 +153,7 @@ def receive(address: str, token: str, streams: int, seconds: float, size_bytes: 
 
 
 def _read(selector: selectors.BaseSelector, connection: Any, buffer: bytearray) -> int:
-    """Bytes read; a connection that ended leaves the selector."""
+    """Return the number of bytes read. Remove a connection that has ended from the selector."""
     try:
         count: int = connection.recv_into(buffer)
     except BlockingIOError:
@@ -166,7 +166,7 @@ def _read(selector: selectors.BaseSelector, connection: Any, buffer: bytearray) 
 
 
 def send(source: str, address: str, port: int, token: str, streams: int, seconds: float, size_bytes: int) -> None:
-    """Fill `streams` connections until the receiver closes them; bounded by `seconds` and `size_bytes` here too."""
+    """Fill `streams` connections until the receiver closes them, or `seconds` or `size_bytes` are reached."""
     connections = _connect(source, address, port, token, streams)
     if not connections:
         return
@@ -184,7 +184,7 @@ def send(source: str, address: str, port: int, token: str, streams: int, seconds
 
 
 def _write(selector: selectors.BaseSelector, connection: Any) -> int:
-    """Bytes taken; a connection the receiver closed leaves the selector."""
+    """Return the number of bytes sent. Remove a connection that the receiver closed from the selector."""
     try:
         count: int = connection.send(CHUNK)
     except BlockingIOError:
@@ -196,9 +196,10 @@ def _write(selector: selectors.BaseSelector, connection: Any) -> int:
 
 
 def _accept(address: str, token: str, count: int) -> list[socket.socket]:
-    """`count` connections that began with `token`, at `address` and a port that is answered first; others are dropped.
+    """Accept `count` connections that begin with `token`, at a port of `address` that is reported first.
 
-    Raises OSError when they have not all come in time.
+    Raises:
+        OSError: They have not all come in time.
     """
     connections: list[socket.socket] = []
     with socket.socket() as server:
@@ -221,7 +222,7 @@ def _accept(address: str, token: str, count: int) -> list[socket.socket]:
 
 
 def _connect(source: str, address: str, port: int, token: str, count: int) -> list[socket.socket]:
-    """`count` connections from `source`, introduced by `token`; none, and an error answered, where one was refused."""
+    """Open `count` connections from `source` that begin with `token`. If one is refused, report it and return none."""
     connections: list[socket.socket] = []
     try:
         for _ in range(count):
@@ -237,7 +238,7 @@ def _connect(source: str, address: str, port: int, token: str, count: int) -> li
 
 
 def serve_tool(words: list[str], seconds: float) -> None:
-    """Run a tool's server, with `{port}` in `words` a free port, which is answered once the tool listens there."""
+    """Run a tool's server. `{port}` in `words` becomes a free port, which is reported once the tool listens there."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         port = taken.getsockname()[1]
@@ -250,12 +251,12 @@ def serve_tool(words: list[str], seconds: float) -> None:
 
 
 def run_tool(words: list[str], seconds: float) -> None:
-    """Run a tool to its end, or for `seconds`."""
+    """Run a tool to its end, but at most for `seconds`."""
     _finish(_start(words, seconds))
 
 
 def _start(words: list[str], seconds: float) -> subprocess.Popen[str]:
-    """Start the tool under `timeout`, which ends it even if this program is gone."""
+    """Start the tool under `timeout`, which ends it even after this program has ended."""
     pipe = subprocess.PIPE
     child = subprocess.Popen(
         ["timeout", "-k", "1", f"{seconds:g}", *words],
@@ -274,7 +275,7 @@ def _finish(child: subprocess.Popen[str]) -> None:
 
 
 def _listens(port: int) -> bool:
-    """Return True if some socket here listens on `port`; the kernel's state 0A is LISTEN."""
+    """Return True if a socket of this host listens on `port`. The kernel's state 0A is LISTEN."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
@@ -284,15 +285,7 @@ def _listens(port: int) -> bool:
     return False
 
 
-_COMMANDS: dict[str, Any] = {
-    "tools": tools,
-    "echo": echo,
-    "ping": ping,
-    "receive": receive,
-    "send": send,
-    "serve_tool": serve_tool,
-    "run_tool": run_tool,
-}
+_COMMANDS: dict[str, Any] = {each.__name__: each for each in (tools, echo, ping, receive, send, serve_tool, run_tool)}
 
 if __name__ == "__main__":
     main()

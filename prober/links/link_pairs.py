@@ -1,4 +1,4 @@
-"""Pairs of hosts to measure, in rounds that run at the same time. Pure and deterministic."""
+"""Pairs of hosts to measure, in rounds of pairs that run at the same time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Rounds = tuple[tuple["Pair", ...], ...]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two hosts and where each touches the network between them. `number` counts the pairs of that network.
+    """Two hosts with their ports on the network between them. `number` counts the pairs of that network.
 
-    `rdma_only`: enough pairs are measured by TCP, and this one is there so that all rails of its hosts are.
+    With `rdma_only`, enough other pairs are measured by TCP, and this pair only measures the rails of its hosts.
     """
 
     kind: LinkKind
@@ -29,23 +29,22 @@ class Pair:
 
     @property
     def hosts(self) -> tuple[str, str]:
-        """The names of both."""
+        """The names of both hosts."""
         return self.ports[0].host, self.ports[1].host
 
     @property
     def claims(self) -> frozenset[str]:
-        """Resources that no other test may use meanwhile: both hosts, and between clusters the uplink of each."""
+        """Resources that no other test may use meanwhile: both hosts, and between clusters both uplinks."""
         uplinks = [f"uplink of {cluster}" for cluster in self.clusters] if self.kind == "between" else []
         return frozenset((*(f"host {host}" for host in self.hosts), *uplinks))
 
 
 def choose_pairs(inventory: Inventory, limit: int) -> tuple[Pair, ...]:
-    """Pairs inside every cluster and between every two, at most `limit` for each, hosts used about equally.
+    """Return at most `limit` pairs inside every cluster and between every two, which use hosts about equally.
 
-    Every host is in a pair of its cluster, unless the limit is too low; in a cluster with rails every host is, for the
-    sake of these. Of the pairs of two clusters, as many as the smaller has hosts share none, so that they can run at
-    once, and that of the tunnel's hub comes first. A cluster of one host, or hosts without an address on the network
-    in question, give no pair.
+    Every host is in a pair of its cluster if the limit allows, and in clusters with rails in any case. Between two
+    clusters, as many pairs as the smaller has hosts share no host, so that they can run at once. The pair of the
+    tunnel's hub comes first. Clusters of one host, and hosts without an address on the network, give no pair.
     """
     used: Counter[str] = Counter()
     pairs = [pair for cluster in inventory.clusters for pair in _inside(cluster, limit, used)]
@@ -56,9 +55,9 @@ def choose_pairs(inventory: Inventory, limit: int) -> tuple[Pair, ...]:
 
 
 def into_rounds(pairs: Iterable[Pair]) -> Rounds:
-    """The pairs in rounds, such that no two of a round share a host or the uplink of a cluster.
+    """Return the pairs in rounds, so that no two pairs of a round share a host or the uplink of a cluster.
 
-    Each pair goes into the first round that has room for it.
+    Each pair goes into the first round with room for it.
     """
     rounds: list[list[Pair]] = []
     claimed: list[set[str]] = []
@@ -106,5 +105,5 @@ def _addressed(network: Network, hosts: Iterable[str]) -> list[NetworkPort]:
 
 
 def _least_used(ports: Sequence[NetworkPort], used: Counter[str]) -> NetworkPort:
-    """The first pair whose hosts are in the fewest pairs."""
+    """Return the first port whose host is in the fewest pairs."""
     return min(ports, key=lambda port: used[port.host])

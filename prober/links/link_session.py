@@ -1,4 +1,4 @@
-"""A host's part of the link test: programs running there over SSH, asked and answering; sent, and never stored."""
+"""The controller's sessions with the programs of the link test on a host, which are sent over SSH and never stored."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from prober.links import link_node, tunnel_end
 from prober.rules.reported_rules import TUNNEL_NOT_MEASURED
 
 ANSWER_S = 15.0
-MAX_WAITING = 8  # answers that wait here; one is asked for at a time
+MAX_WAITING = 8  # unread answers; only one is requested at a time
 _BOOTSTRAP = "import sys; i = sys.stdin.buffer; exec(compile(i.read(int(i.readline())), 'holmes', 'exec'))"
 
 
 class LinkProblem(Exception):
-    """A test that gave no figure. `rule` is its id in the audit catalogue, `said` all that the tool said.
+    """A test that gave no figure. `rule` is its id in the audit catalogue, and `output` the tool's whole output.
 
-    `remedy` is what to do about it, where the host knows better than the catalogue.
+    `remedy` overrides that of the catalogue.
     """
 
-    def __init__(self, rule: str, evidence: str, said: str = "", remedy: str | None = None) -> None:
+    def __init__(self, rule: str, evidence: str, output: str = "", remedy: str | None = None) -> None:
         super().__init__(evidence)
         self.rule = rule
         self.evidence = evidence
-        self.said = said
+        self.output = output
         self.remedy = remedy
 
 
 class HostProgram:
-    """A program of ours on one host, asked and answering. Closing it ends it and everything it runs there.
-
-    Opening raises HostError when the host cannot be entered.
-    """
+    """One of Holmes's programs on one host. Closing it ends it and all that it runs there."""
 
     def __init__(self, host: Host, program: ModuleType, *needed: ModuleType) -> None:
-        """Starts `program`, which may import `needed` and the standard library."""
+        """Start `program`, which may import `needed` and the standard library.
+
+        Raises:
+            HostError: The host cannot be entered.
+        """
         self.host = host.name
         self._mark: str = program.MARK
         self._python = host.access.python_word
@@ -53,7 +54,7 @@ class HostProgram:
         try:
             self._stream: Stream = self._connection.open(f"{self._python} -I -B -c {shlex.quote(_BOOTSTRAP)}")
             self._answers: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
-            self._said_too_much: str | None = None
+            self._too_long: str | None = None
             threading.Thread(target=self._collect, daemon=True).start()
             self._lost: LinkProblem | None = None
             text = program_text(program, *needed)
@@ -63,24 +64,32 @@ class HostProgram:
             raise
 
     def ask(self, command: str, **values: Any) -> dict[str, Any]:
-        """Give a command and wait for its answer. Raises LinkProblem where the host reports an error or goes."""
+        """Send a command and return its answer.
+
+        Raises:
+            LinkProblem: The host reports an error, or its connection ends.
+        """
         self.send_command(command, **values)
         return self.answer()
 
     def send_command(self, command: str, **values: Any) -> None:
-        """Give a command."""
+        """Send a command."""
         self._send(json.dumps({"do": command, **values}).encode() + b"\n")
 
     def answer(self) -> dict[str, Any]:
-        """The next answer. Raises LinkProblem as `ask` does."""
+        """Return the next answer.
+
+        Raises:
+            LinkProblem: The host reports an error, or its connection ends.
+        """
         if self._lost is not None:
             raise self._lost
         try:
             line = self._answers.get(timeout=ANSWER_S)
         except queue.Empty:
             raise self._lose(f"no answer to the link test within {ANSWER_S:g} s") from None
-        if line is None and self._said_too_much is not None:
-            raise self._lose(self._said_too_much)
+        if line is None and self._too_long is not None:
+            raise self._lose(self._too_long)
         if line is None:
             code, errors = self._stream.wait()
             last = (errors.strip().splitlines() or ["no message"])[-1]
@@ -96,38 +105,41 @@ class HostProgram:
         return answer
 
     def close(self) -> None:
-        """End the program there and the connection."""
+        """End the program on the host and the connection."""
         self._stream.close_input()
         self._connection.close()
 
     def _send(self, data: bytes) -> None:
-        """The answer shows whether anybody read it, and if not why."""
+        """Send data. A failure is ignored, because the missing answer shows it with its reason."""
         with contextlib.suppress(OSError):
             self._stream.send(data)
 
     def _lose(self, evidence: str) -> LinkProblem:
-        """After this an answer may be a late one, so every further question fails."""
+        """Return the problem, and fail all further questions: the next answer may be a late one."""
         self._lost = LinkProblem("PROBE-TOOL-FAILED", evidence)
         return self._lost
 
     def _collect(self) -> None:
-        """Answers as they come; what a login script prints is none."""
+        """Queue answers as they come, without lines of login scripts."""
         try:
             for line in self._stream.lines():
                 if line.startswith(self._mark):
                     self._answers.put(line[len(self._mark) :])
         except HostError as error:
-            self._said_too_much = error.evidence
+            self._too_long = error.evidence
         self._answers.put(None)
 
 
 class LinkSession(HostProgram):
-    """One host that can be asked to take part in tests.
-
-    Opening raises HostError when the host cannot be entered, LinkProblem when its Python does not run.
-    """
+    """A host that takes part in tests."""
 
     def __init__(self, host: Host) -> None:
+        """Start the program of the link test.
+
+        Raises:
+            HostError: The host cannot be entered.
+            LinkProblem: Its Python does not run.
+        """
         super().__init__(host, link_node)
         try:
             self.tools: frozenset[str] = frozenset(self.ask("tools")["tools"])
@@ -137,13 +149,17 @@ class LinkSession(HostProgram):
 
 
 class TunnelSession(HostProgram):
-    """One host that can be asked for its end of a tunnel. Opening raises as HostProgram's does, and makes none yet."""
+    """A host that can make its end of a tunnel."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host, tunnel_end, wireguard_tools)
 
     def close(self) -> None:
-        """Take the tunnel down and end the program there. Raises LinkProblem where the host does not say that it is."""
+        """Remove the tunnel and end the program on the host.
+
+        Raises:
+            LinkProblem: The host does not confirm that the tunnel is removed.
+        """
         try:
             self.ask("take_down")
         finally:
@@ -151,7 +167,7 @@ class TunnelSession(HostProgram):
 
 
 def program_text(program: ModuleType, *needed: ModuleType) -> bytes:
-    """The program as one text, in which the modules it needs are imported without files."""
+    """Return the program as one text that imports the modules it needs without files."""
     lines = ["import sys, types"]
     for module in needed:
         lines += [f"module = sys.modules[{module.__name__!r}] = types.ModuleType({module.__name__!r})"]

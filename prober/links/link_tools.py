@@ -1,4 +1,4 @@
-"""Commands of ib_write_bw, the reader of its answer, and rates of a transfer. Pure."""
+"""Commands of ib_write_bw, the reader of its answer, and rates of a transfer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 from holmes_core.records.inventory import Host
 
 RDMA_MESSAGE_BYTES = 65536
-SKIPPED = 0.2  # of a transfer: TCP's slow start, and what buffers and token buckets take at once
+SKIPPED = 0.2  # of a transfer: TCP's slow start, and bytes that buffers and token buckets take at once
 WINDOWS = 8
-# Of one transfer: seconds and bytes so far, in order, from (0, 0).
 Points = Sequence[Sequence[float]]
+"""Seconds and bytes so far of one transfer, in order, from (0, 0)."""
 
 _BITS_PER_S_OF = {"Gb/sec": 1e9, "MB/sec": 8 * 2**20}  # perftest's MB are binary
 
@@ -19,7 +19,7 @@ _BITS_PER_S_OF = {"Gb/sec": 1e9, "MB/sec": 8 * 2**20}  # perftest's MB are binar
 def ib_write_bw(
     hca: str, address: str | None, port: str, size_bytes: int, memory_options: Sequence[str] = ()
 ) -> list[str]:
-    """One test of `size_bytes` on `mlx5_0:1`; a client if `address` is given, else the server."""
+    """Return the command for a test of `size_bytes` on an HCA `mlx5_0:1`: a client of `address`, or the server."""
     device, _, number = hca.partition(":")
     iterations = max(100, size_bytes // RDMA_MESSAGE_BYTES)
     words = ["ib_write_bw", "-d", device, "-i", number or "1", "-s", str(RDMA_MESSAGE_BYTES), "-n", str(iterations)]
@@ -27,9 +27,9 @@ def ib_write_bw(
 
 
 def cuda_options(host: Host, hca: str, tools: Collection[str]) -> list[str] | None:
-    """The options of ib_write_bw for memory of the GPU next to an HCA; None where they would not work.
+    """Return the options of ib_write_bw for memory of the GPU next to an HCA, or None if they would not work.
 
-    Memory is registered by way of DMA-BUF where nvidia-peermem is not loaded, which takes the open driver.
+    Without nvidia-peermem, memory is registered by DMA-BUF, which needs the open driver.
     """
     if "--use_cuda" not in tools or not host.gpus:
         return None
@@ -42,25 +42,29 @@ def cuda_options(host: Host, hca: str, tools: Collection[str]) -> list[str] | No
 
 
 def gid_options(host: Host, hca: str) -> list[str]:
-    """The option of ib_write_bw for the GID that NCCL takes of a RoCE port; none where it is not known, or not RoCE."""
+    """Return the option of ib_write_bw for the GID of a RoCE port that NCCL uses. Empty if it is not known."""
     chosen = next((nic.gid_choice for nic in host.nics if nic.hca == hca and nic.kind == "RoCE"), None)
     return [] if chosen is None else ["-x", str(chosen)]
 
 
-def line_of_no_way(answer: str) -> str | None:
-    """Return the line proving that the tools met and no packet was answered, or None for any other failure.
+def unanswered_line(answer: str) -> str | None:
+    """Return the line which proves that the tools met and no packet was answered, or None for other failures.
 
     Retries were exhausted, or RoCE did not find the peer's MAC. Source: perftest, NOTIFY_COMP_ERROR_SEND (status 12 is
     IBV_WC_RETRY_EXC_ERR) and ctx_modify_qp_to_rtr.
     """
-    told = re.search(
+    line = re.search(
         r"^.*(Failed status[: ]+12\b|retry counter exceeded|Failed to modify QP \d+ to RTR).*$", answer, re.M
     )
-    return told[0].strip()[:200] if told else None
+    return line[0].strip()[:200] if line else None
 
 
 def parse_ib_write_bw(answer: str) -> float:
-    """Average bytes per second in a perftest table. ValueError if there is none."""
+    """Return the average bytes per second in a perftest table.
+
+    Raises:
+        ValueError: There is no table.
+    """
     match = re.search(
         r"#bytes +#iterations +BW peak\[\S+\] +BW average\[(\S+)\].*\n *((?:[0-9.]+ +){3}[0-9.]+)", answer
     )
@@ -70,9 +74,12 @@ def parse_ib_write_bw(answer: str) -> float:
 
 
 def window_rates(points: Points) -> tuple[float, ...]:
-    """Bytes per second in up to 8 equal windows of a transfer but its first fifth.
+    """Return the bytes per second in up to 8 equal windows of a transfer without its first fifth.
 
-    A window in which nothing came counts with its neighbour. Raises ValueError where there are too few points.
+    A window without new bytes is joined with the next.
+
+    Raises:
+        ValueError: There are too few points.
     """
     rates = []
     start = next((point for point in points if point[0] >= SKIPPED * points[-1][0]), points[-1])

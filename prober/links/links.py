@@ -1,4 +1,4 @@
-"""Measure latency and bandwidth between chosen pairs of hosts, in clusters and between them, trunks and uplinks."""
+"""Measuring latency and bandwidth between pairs of hosts, and the bandwidth of trunks and uplinks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Progress = Callable[[str, str], None]
 
 @dataclass
 class LinkResults:
-    """The results of the tests: figures, and a finding for each test that gave none."""
+    """The measured links and trunks, and a finding for each test that gave no figure."""
 
     links: list[Link] = field(default_factory=list)
     trunks: list[Trunk] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
     def add(self, measured: Iterable[Link | Finding]) -> None:
-        """Add figures and findings."""
+        """Add links and findings."""
         for each in measured:
             if isinstance(each, Link):
                 self.links.append(each)
@@ -42,11 +42,11 @@ class LinkResults:
 
 
 def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits = USUAL_LIMITS) -> LinkResults:
-    """Measure a few pairs of hosts of every cluster and every two clusters, then trunks and uplinks.
+    """Measure a few pairs of hosts in every cluster and between every two clusters, then trunks and uplinks.
 
-    No host is in two tests at a time. Where hosts.yaml asks for encryption between clusters, their pairs are measured
-    in a tunnel too, right after. `progress("a1 - b1", state)` is called as each pair or trunk is done. Nothing is
-    written on the hosts, and what runs there ends with this call or, at the latest, soon after this process.
+    No host is in two tests at a time. If hosts.yaml requires encryption between clusters, each pair between clusters is
+    measured in a tunnel as well. `progress("a1 - b1", state)` is called after each pair or trunk. Nothing is written on
+    the hosts, and the programs there end with this call or, at the latest, soon after this process.
     """
     measured = LinkResults()
     pairs = choose_pairs(inventory, limits.pairs)
@@ -75,7 +75,7 @@ def measure_links(inventory: Inventory, progress: Progress, limits: LinkLimits =
 def _open_sessions(
     inventory: Inventory, pairs: Sequence[Pair], pool: ThreadPoolExecutor, stack: contextlib.ExitStack, to: LinkResults
 ) -> dict[str, LinkSession]:
-    """A session on every host of `pairs` that lets us in; the others get a finding. `stack` closes them."""
+    """Open a session on every host of `pairs`, or add a finding if that fails. `stack` closes the sessions."""
     names = dict.fromkeys(host for pair in pairs for host in pair.hosts)
     sessions = {}
     for opened in pool.map(_open_session, (inventory.host(name) for name in names)):
@@ -97,10 +97,10 @@ def _open_session(host: Host) -> LinkSession | Finding:
 
 
 def _measure_pair(inventory: Inventory, pair: Pair, sessions: Sessions, limits: LinkLimits) -> LinkResults:
-    """Run every test of one pair, one after the other, in both directions; none if a host has no session.
+    """Run all tests of one pair in turn, in both directions. Run none if a host has no session.
 
-    Where a tunnel's hub is to help, hosts may be behind NAT, and only the tunnel counts. It need not reach from one to
-    the other of two hosts that are no hub.
+    With a tunnel's hub, hosts may be behind NAT, so only the tunnel is measured. Two hosts other than the hub need not
+    reach one another through it.
     """
     result, hub = LinkResults(), inventory.security.tunnel_hub
     if not all(host in sessions for host in pair.hosts):

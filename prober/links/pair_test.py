@@ -1,4 +1,4 @@
-"""The tests of one pair of hosts in one direction: latency and TCP by our own program, RDMA by ib_write_bw."""
+"""The tests of one pair of hosts in one direction: latency and TCP by Holmes's program, RDMA by ib_write_bw."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from holmes_core.records.inventory import Finding, Inventory, NetworkPort
 from holmes_core.records.link import Direction, Link, LinkMethod, Spread
 from prober.links.link_pairs import Pair
 from prober.links.link_session import LinkProblem, LinkSession
-from prober.links.link_tools import (
-    Points,
-    cuda_options,
-    ib_write_bw,
-    parse_ib_write_bw,
-    window_rates,
-)
+from prober.links.link_tools import Points, cuda_options, ib_write_bw, parse_ib_write_bw, window_rates
 
 PING_COUNT = 200
 PING_S = 0.5
@@ -31,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LinkLimits:
-    """Limits of the tests: pairs a network, and seconds, bytes and numbers of streams of each transfer."""
+    """Limits of the tests: pairs per network, and seconds, bytes and numbers of streams of each transfer."""
 
     pairs: int = 8
     seconds: float = 1.0
@@ -61,7 +55,11 @@ class PairTest:
         return self.pair.ports[1 if self.direction == "forward" else 0]
 
     def tcp_links(self) -> Iterator[Link]:
-        """A link for each number of streams. Raises LinkProblem at a failure."""
+        """Yield a link for each number of streams.
+
+        Raises:
+            LinkProblem: A test fails.
+        """
         source, address = self.sender.address, self.receiver.address
         if self.pair.rdma_only or "tcp" not in self.limits.methods or source is None or address is None:
             return
@@ -71,7 +69,11 @@ class PairTest:
             yield self._link("tcp", streams, devices, latency, read_figures(window_rates, self.transfer(streams)))
 
     def transfer(self, streams: int) -> Points:
-        """Return the bytes arrived over time in one TCP transfer between addresses. Raises LinkProblem."""
+        """Return the received bytes over time of one TCP transfer.
+
+        Raises:
+            LinkProblem: The test fails.
+        """
         source, address, token = self.sender.address, self.receiver.address, secrets.token_hex(8)
         bounds = {"streams": streams, "seconds": self.limits.seconds, "size_bytes": self.limits.size_bytes}
         port = self._server.ask("receive", address=address, token=token, **bounds)["port"]
@@ -80,7 +82,7 @@ class PairTest:
         return points
 
     def problem(self, problem: LinkProblem) -> Finding:
-        """The finding that this test gave no figure."""
+        """Return the finding that this test gave no figure."""
         evidence = f"{self.sender.host} to {self.receiver.host} on {self.pair.network}: {problem.evidence}"
         closed = "open the ports of `net.ipv4.ip_local_port_range` between these hosts"
         failed = "run the tool between the two hosts by hand and read its message"
@@ -88,12 +90,13 @@ class PairTest:
         return link_finding(problem.rule, self.pair.hosts, evidence, remedy)
 
     def rdma_links(self, inventory: Inventory) -> Iterator[Iterator[Link]]:
-        """A link for each rail of both ends, by ib_write_bw where both have it; each raises LinkProblem at a failure.
+        """Yield a link for each rail by ib_write_bw, if both ends have it. Each link raises LinkProblem at a failure.
 
-        The rail whose turn it is is tested repeatedly, and from GPU memory too where both ends can.
+        The first rail is tested repeatedly, and from GPU memory too if both ends can.
         """
         address = self.receiver.address or _shared_address(inventory, self.receiver.host)
-        if not address or "ib_write_bw" not in self.limits.methods or not self._both_have("ib_write_bw"):
+        have_tool = all("ib_write_bw" in self.sessions[host].tools for host in self.pair.hosts)
+        if not address or "ib_write_bw" not in self.limits.methods or not have_tool:
             return
         for position, hcas in enumerate(self.rails()):
             yield self._rail_link(hcas, address, RDMA_RUNS if position == 0 else 1)
@@ -109,7 +112,7 @@ class PairTest:
         yield link if options is None else link.model_copy(update={"memory": "gpu"})
 
     def _cuda_options(self, inventory: Inventory, hcas: tuple[str, str]) -> tuple[list[str], list[str]] | None:
-        """Options of sender and receiver for GPU memory; None where one of them cannot."""
+        """Return the options of sender and receiver for GPU memory, or None if one of them cannot use it."""
         ends = (self.sender.host, self.receiver.host)
         sender, receiver = (
             cuda_options(inventory.host(host), hca, self.sessions[host].tools)
@@ -117,20 +120,17 @@ class PairTest:
         )
         return None if sender is None or receiver is None else (sender, receiver)
 
-    def _both_have(self, tool: str) -> bool:
-        return all(tool in self.sessions[host].tools for host in self.pair.hosts)
-
     def rails(self) -> list[tuple[str, str]]:
-        """Every rail of each end with one of the other; the pairs of a network take turns at which comes first."""
+        """Return every rail of each end with one of the other. Each pair of a network begins with another rail."""
         ours, theirs = self.sender.hcas, self.receiver.hcas
-        if not ours or not theirs or self.sender.net_plugin is not None:  # ib_write_bw wants queue pairs EFA has not
+        if not ours or not theirs or self.sender.net_plugin is not None:  # EFA lacks the queue pairs of ib_write_bw
             return []
         count = max(len(ours), len(theirs))
         numbers = [(self.pair.number + offset) % count for offset in range(count)]
         return [(ours[number % len(ours)], theirs[number % len(theirs)]) for number in numbers]
 
     def _latency_s(self, source: str, address: str) -> Spread:
-        """Half the time of small round trips."""
+        """Return half the time of small round trips."""
         token = secrets.token_hex(8)
         port = self._server.ask("echo", address=address, token=token, seconds=PING_S)["port"]
         values = {"count": PING_COUNT, "seconds": PING_S}
@@ -141,14 +141,22 @@ class PairTest:
         return _spread(half)
 
     def rdma_rate(self, hcas: tuple[str, str], address: str, options: tuple[list[str], list[str]]) -> float:
-        """Average bytes per second of one run between two HCAs; `address` is for its handshake. Raises LinkProblem."""
+        """Return the average bytes per second of one run between two HCAs. `address` is for its handshake.
+
+        Raises:
+            LinkProblem: The test fails.
+        """
         seconds, size = self.limits.seconds + TOOL_SPARE_S, self.limits.size_bytes
         words = ib_write_bw(hcas[1], None, "{port}", size, options[1])
         port = self._server.ask("serve_tool", words=words, seconds=seconds)["port"]
         words = ib_write_bw(hcas[0], address, str(port), size, options[0])
         client, _ = self._both("run_tool", words=words, seconds=seconds)
         tool = " ".join(("ib_write_bw", *options[0], "from", hcas[0], "to", hcas[1]))
-        _check_exit(tool, client["exit_code"], client["errors"] or client["output"])
+        if (code := client["exit_code"]) != 0:
+            message = client["errors"] or client["output"]
+            last = (message.strip().splitlines() or ["no message"])[-1]
+            text = "not done in time" if code in (124, 137) else f"exit {code}: {last.strip()[:200]}"
+            raise LinkProblem("PROBE-TOOL-FAILED", f"{tool}: {text}", output=message)
         return read_figures(parse_ib_write_bw, client["output"])
 
     @property
@@ -156,7 +164,7 @@ class PairTest:
         return self.sessions[self.receiver.host]
 
     def _both(self, command: str, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The sender's answer to `command`, and the one the receiver still owes; the sender's fault counts first."""
+        """Return the sender's answer to `command` and the receiver's pending one. The sender's fault comes first."""
         fault = None
         sent: dict[str, Any] = {}
         try:
@@ -199,16 +207,12 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(min=min(values), median=statistics.median(values))
 
 
-def _check_exit(tool: str, code: int, message: str) -> None:
-    """Raises LinkProblem with the tool's last words where it failed."""
-    if code != 0:
-        last = (message.strip().splitlines() or ["no message"])[-1]
-        text = "not done in time" if code in (124, 137) else f"exit {code}: {last.strip()[:200]}"
-        raise LinkProblem("PROBE-TOOL-FAILED", f"{tool}: {text}", said=message)
-
-
 def read_figures(read: Callable[[Any], T], answer: object) -> T:
-    """Return the figures that `read` finds in a tool's answer. Raises LinkProblem if it cannot read them."""
+    """Return the figures that `read` finds in a tool's answer.
+
+    Raises:
+        LinkProblem: They cannot be read.
+    """
     try:
         return read(answer)
     except (ValueError, KeyError, TypeError) as error:
@@ -216,7 +220,7 @@ def read_figures(read: Callable[[Any], T], answer: object) -> T:
 
 
 def link_finding(rule: str, hosts: tuple[str, ...], evidence: str, remedy: str) -> Finding:
-    """The finding that a link of `hosts` was not measured."""
+    """Return the finding that a link of `hosts` was not measured."""
     return Finding(
         rule=rule,
         severity="W" if rule == "PROBE-TOOL-FAILED" else "F",

@@ -1,4 +1,4 @@
-"""The largest packet that passes between two hosts, tried by a ping that no router may cut."""
+"""The test of the path MTU between two hosts, by pings that routers must not fragment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PING_S = 6.0
 
 
 def path_mtu_findings(test: PairTest, inventory: Inventory) -> Iterator[Finding]:
-    """Yield a finding if packets of both netdevs' MTU are lost and small ones are not; nothing if no ping answers."""
+    """Yield a finding if packets of both netdevs' MTU are lost and small ones are not."""
     mtus = [_mtu(inventory, port) for port in (test.sender, test.receiver)]
     mtu = min((mtu for mtu in mtus if mtu is not None), default=None)
     if None in mtus or mtu is None or test.sender.address is None or test.receiver.address is None:
@@ -31,7 +31,7 @@ def _mtu(inventory: Inventory, port: NetworkPort) -> int | None:
 
 
 def _answers(test: PairTest, size_bytes: int) -> bool | None:
-    """None if ping did not run: its status is 1 without an answer, and another for its own faults."""
+    """Return True if pings were answered, or None if ping did not run: status 1 is no answer, others are faults."""
     words = ["ping", "-n", "-M", "do", "-c", "3", "-i", "0.3", "-W", "1", "-s", str(size_bytes)]
     words += ["-I", str(test.sender.address), str(test.receiver.address)]
     try:

@@ -1,8 +1,8 @@
-"""The rate that all flows between two clusters share, or of one and all others, from pairs that sent at once. Pure.
+"""The rate of a trunk or an uplink, from pairs of hosts that send at once.
 
-A pair alone shows its hosts' own interfaces or the way between the clusters, whichever is slower. Pairs without a
-host in common show the way as soon as they carry less together than the sum of what each carries alone. Where they
-carry all of that, the hosts limit: the way carries at least as much, how much more is not known.
+A pair alone shows the rate of its hosts' interfaces or of the wire between the clusters, whichever is slower. Pairs
+without a host in common show the wire if they carry less together than the sum of their rates alone. If they carry as
+much, the hosts are the limit, and only a lower bound of the wire's rate is known.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from holmes_core.records.link import DIRECTIONS, Direction, Link, Trunk, best_li
 from prober.links.link_pairs import Pair
 from prober.links.link_tools import SKIPPED, WINDOWS, Points
 
-LIMIT_SHARE = 0.85  # of what the pairs carry alone; single figures differ by a tenth from one test to the next
+LIMIT_SHARE = 0.85  # of the sum of the pairs' rates alone; single figures vary by a tenth between tests
 MIN_OVERLAP = 0.25  # of the longest transfer
 
 Alone = Mapping[tuple[tuple[str, str], Direction], Link]  # by hosts and direction, at its best number of streams
 
 
 def alone_links(links: Iterable[Link]) -> Alone:
-    """Return the best link of each pair between clusters by TCP in the clear, measured alone."""
+    """Return the best unencrypted TCP link of each pair between clusters, measured alone."""
     clear = [link for link in links if not link.tunnel]
     between = [link for link in clear if link.kind == "between" and link.method != "ib_write_bw"]
     return {(link.hosts, link.direction): link for link in best_links(between)}
 
 
 def trunk_pairs(pairs: Iterable[Pair], alone: Alone) -> Mapping[tuple[str, str], tuple[Pair, ...]]:
-    """Return, by two clusters, at least two measured pairs that may run at once: no two share a host."""
+    """Return, for each two clusters, at least two measured pairs that can run at once, as no two share a host."""
     found: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
         if _is_measured(pair, alone):
@@ -42,7 +42,7 @@ def trunk_pairs(pairs: Iterable[Pair], alone: Alone) -> Mapping[tuple[str, str],
 
 
 def uplink_pairs(pairs: Iterable[Pair], alone: Alone) -> Mapping[str, tuple[Pair, ...]]:
-    """Return, by cluster, measured pairs with two other clusters or more that may run at once: no two share a host."""
+    """Return, for each cluster, measured pairs with at least two other clusters that can run at once."""
     found: dict[str, list[Pair]] = {}
     for pair in pairs:
         if pair.kind == "between" and _is_measured(pair, alone):
@@ -57,7 +57,7 @@ def _is_measured(pair: Pair, alone: Alone) -> bool:
 
 
 def _apart(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """Return pairs that share no host, of all pairs of clusters about equally many."""
+    """Return pairs that share no host, about equally many for each two clusters."""
     members: list[Pair] = []
     taken: Counter[tuple[str, str]] = Counter()
     while pairs:
@@ -69,7 +69,7 @@ def _apart(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 def behind_trunks(pairs: Sequence[Pair], rates: Sequence[float], trunks: Iterable[Trunk]) -> list[float]:
-    """Return the rates of pairs alone, those behind a trunk lowered to their part of it where they would exceed it."""
+    """Return the rates of pairs alone, lowered to their share of a trunk if their sum exceeds it."""
     limits = {trunk.clusters: trunk.bandwidth_bytes_per_s for trunk in trunks}
     totals: dict[tuple[str, str], float] = {}
     for pair, rate in zip(pairs, rates, strict=True):
@@ -80,7 +80,7 @@ def behind_trunks(pairs: Sequence[Pair], rates: Sequence[float], trunks: Iterabl
 
 @dataclass(frozen=True)
 class Flow:
-    """One of several simultaneous transfers; `ended_s` is the time of its last point on their common clock."""
+    """One of several simultaneous transfers. `ended_s` is the time of its last point on their common clock."""
 
     points: Points
     ended_s: float
@@ -91,7 +91,7 @@ class Flow:
         return self.points[-1][0]
 
     def bytes_at(self, moment_s: float) -> float:
-        """Bytes that had arrived at a moment of the shared clock, taken to arrive evenly between two points."""
+        """Return the bytes received until a moment of the common clock, interpolated between points."""
         elapsed_s = moment_s - self.ended_s + self.length_s
         after = bisect.bisect_left(self.points, elapsed_s, key=lambda point: point[0])
         if after in (0, len(self.points)):
@@ -101,9 +101,12 @@ class Flow:
 
 
 def rate_together(flows: Sequence[Flow]) -> float:
-    """Bytes per second of all flows in sum: the median of 8 windows of the time in which all ran, slow start left out.
+    """Return the bytes per second of all flows together, as the median of 8 windows in which all ran.
 
-    Raises ValueError where they hardly ran at the same time.
+    The slow start is left out.
+
+    Raises:
+        ValueError: They hardly ran at the same time.
     """
     began_s = max(flow.ended_s - (1 - SKIPPED) * flow.length_s for flow in flows)
     common_s = min(flow.ended_s for flow in flows) - began_s
@@ -117,10 +120,10 @@ def rate_together(flows: Sequence[Flow]) -> float:
 
 
 def limiting_rate(ways: Iterable[tuple[float, Sequence[float]]]) -> float | None:
-    """The trunk's bytes per second, the slower way; None if no way limits.
+    """Return the trunk's bytes per second in the slower direction, or None if it is not the limit.
 
-    `ways`: of each direction, what the pairs carried together and what each carried alone. What a pair carried alone
-    went through the trunk too, so it carries that at least, even where streams that compete fill it badly.
+    `ways` has the pairs' rate together and each pair's rate alone for each direction. The trunk carries at least the
+    rate of a pair alone, even if competing streams use it badly.
     """
     carried = [(max(together, statistics.median(alone)), sum(alone)) for together, alone in ways]
     return min((rate for rate, total in carried if rate < LIMIT_SHARE * total), default=None)

@@ -1,4 +1,4 @@
-"""The test of a trunk or an uplink: pairs of hosts send at once, each with its best settings alone."""
+"""The test of a trunk or an uplink, in which pairs of hosts send at once, each with its best settings alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prober.links.link_session import LinkProblem
 from prober.links.pair_test import LinkLimits, PairTest, Sessions, link_finding
 from prober.links.trunk_rate import Alone, Flow, behind_trunks, limiting_rate, rate_together
 
-# A transfer lasts longer than when alone, or fast ones would end before all have begun.
+# A transfer is longer than alone, or fast ones would end before all have begun.
 MORE_SECONDS, MORE_BYTES = 3, 4
 
 
@@ -27,10 +27,10 @@ def measure_trunk(
     pool: Executor,
     trunks: Sequence[Trunk] = (),
 ) -> Trunk | Finding | None:
-    """Measure the trunk between two `clusters`, or the uplink of one; None if it does not limit `pairs`.
+    """Measure the trunk between two `clusters`, or the uplink of one. Return None if it does not limit `pairs`.
 
-    `pairs` share no host. All send out of the first cluster, and then all into it. `trunks` are known to limit some.
-    Return a finding if a pair that was measured alone gives no figure with the others. `pool` runs all at once.
+    `pairs` share no host. All send out of the first cluster, and then all into it. `trunks` limit some of them.
+    Return a finding if a pair gives no figure together with the others. `pool` runs all at once.
     """
     limits = replace(limits, seconds=MORE_SECONDS * limits.seconds, size_bytes=MORE_BYTES * limits.size_bytes)
     ways = []
@@ -46,7 +46,9 @@ def measure_trunk(
         try:
             together = rate_together([flow for flow in flows if isinstance(flow, Flow)])
         except ValueError as error:
-            return _not_at_once(clusters, pairs, direction, str(error))
+            hosts = tuple(host for pair in pairs for host in pair.hosts)
+            evidence = f"{len(pairs)} pairs of {' and '.join(clusters)} at once, {direction}: {error}"
+            return link_finding("PROBE-TOOL-FAILED", hosts, evidence, "probe again when the hosts are less busy")
         rates = [link.bandwidth_bytes_per_s.median for link in links]
         ways.append((together, behind_trunks(pairs, rates, trunks)))
     rate = limiting_rate(ways)
@@ -61,9 +63,3 @@ def _flow(test: PairTest, link: Link) -> Flow | Finding:
     except LinkProblem as problem:
         return test.problem(problem)
     return Flow(points, ended_s=time.monotonic())
-
-
-def _not_at_once(clusters: tuple[str, ...], pairs: Sequence[Pair], direction: Direction, evidence: str) -> Finding:
-    hosts = tuple(host for pair in pairs for host in pair.hosts)
-    evidence = f"{len(pairs)} pairs of {' and '.join(clusters)} at once, {direction}: {evidence}"
-    return link_finding("PROBE-TOOL-FAILED", hosts, evidence, "probe again when the hosts are less busy")

@@ -1,8 +1,8 @@
-"""A host's end of the tunnel that `--links` measures: a program sent there with `wireguard_tools.py`, never stored.
+"""A host's end of the tunnel that `--links` measures: a program sent with `wireguard_tools.py` and never stored.
 
-It reads one JSON command a line and answers with lines that begin with MARK. The private key stays with the kernel or
-wireguard-go. However this process ends, a second one that waits for it takes down what was made; should that be killed
-as well, the next probe does, which knows the interface by its name and alias. Python >= 3.7.
+It reads one JSON command per line and answers with lines that begin with MARK. The private key stays in the kernel or
+wireguard-go. A second process waits for this one to end, in whatever way, and removes the interface. If that is killed
+too, the next probe removes it, which recognizes its name and alias. Python >= 3.7.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from holmes_runtime.node.admission.wireguard_tools import (
 MARK = "@@tunnel "
 INTERFACE = "holmes-probe"
 ALIAS = "of holmes probe --links"
-LOCK = "\0holmes-probe"  # a socket without a file: gone with who holds it, and, as interfaces are, of one namespace
-LIFE_S = 120  # an alarm ends this process then; the tests of one pair take a few seconds
-LATE_S = 3.0  # a tool that a killed process had begun has made its interface by then
+LOCK = "\0holmes-probe"  # a socket without a file ends with its process and belongs to one namespace, like interfaces
+LIFE_S = 120  # until an alarm ends this process; the tests of one pair take a few seconds
+LATE_S = 3.0  # in which a tool started by a killed process may still make its interface
 POLL_S = 0.1
 BY_HAND = f"`ip link delete dev {INTERFACE}` there, as root"
 
 
 class End:
-    """This host's end; there is nothing to take down before `open`."""
+    """This host's end of the tunnel. Before `open` there is nothing to remove."""
 
     def __init__(self) -> None:
         self._lock = socket.socket(socket.AF_UNIX)
         self._keeper = 0
-        self._told = -1
+        self._requests = -1
 
     def open(self, address: str) -> dict[str, Any]:
-        """Make the interface at `address`, with its prefix: its public key and port. Raises TunnelRefused."""
+        """Make the interface at `address`, which has a prefix length. Return its public key and port."""
         try:
             self._lock.bind(LOCK)
         except OSError:
@@ -66,14 +66,14 @@ class End:
         return {"public_key": public_key, "port": port}
 
     def meet(self, peer: list[Any]) -> dict[str, Any]:
-        """Let the other end in: what `Peer` has, in order. Raises TunnelRefused, OSError."""
+        """Admit the other end. `peer` has the fields of `Peer` in order."""
         meet(INTERFACE, [Peer(*peer)])
         return {"met": True}
 
     def take_down(self) -> dict[str, Any]:
-        """Remove the interface and its processes, and wait until they are gone. Raises TunnelRefused."""
+        """Remove the interface and its processes, and wait until they are gone."""
         if self._keeper:
-            os.write(self._told, b".")
+            os.write(self._requests, b".")
             _, status = os.waitpid(self._keeper, 0)
             self._keeper = 0
             if status != 0:
@@ -81,27 +81,27 @@ class End:
         return {"left": False}
 
     def _start_keeper(self) -> None:
-        """The process that outlives this one for as long as it takes; it holds the lock too."""
-        waits, self._told = os.pipe()
+        """Start the process that outlives this one until the interface is removed. It holds the lock too."""
+        waits, self._requests = os.pipe()
         self._keeper = os.fork()
         if self._keeper == 0:
             try:
-                os.close(self._told)
+                os.close(self._requests)
                 _keep(waits)
             finally:
                 os._exit(1)
 
 
 def _keep(waits: int) -> None:
-    """Take the interface down on request, or once no process is left to request it; ends this process."""
+    """Remove the interface on request, or once no process is left to request it. Then end this process."""
     os.setsid()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
-        os.dup2(nothing, descriptor)  # or the SSH session would wait for this process
-    told = os.read(waits, 1)
-    until = time.monotonic() + (0.0 if told else LATE_S)
+        os.dup2(nothing, descriptor)  # else the SSH session would wait for this process
+    requested = os.read(waits, 1)
+    until = time.monotonic() + (0.0 if requested else LATE_S)
     while True:
         if INTERFACE in interfaces():
             with contextlib.suppress(TunnelRefused):
@@ -112,14 +112,11 @@ def _keep(waits: int) -> None:
 
 
 def main() -> None:
-    """Obey the controller until it goes."""
+    """Run the controller's commands until its connection ends."""
     signal.alarm(LIFE_S)
     end = End()
-    commands: dict[str, Callable[..., dict[str, Any]]] = {
-        "open": end.open,
-        "meet": end.meet,
-        "take_down": end.take_down,
-    }
+    commands: dict[str, Callable[..., dict[str, Any]]]
+    commands = {each.__name__: each for each in (end.open, end.meet, end.take_down)}
     for line in sys.stdin.buffer:
         command = json.loads(line.decode())
         try:

@@ -1,4 +1,4 @@
-"""The test of a pair inside a WireGuard tunnel, made for it and taken down again: what encryption leaves of the way."""
+"""The test of a pair inside a temporary WireGuard tunnel, which shows the rate with encryption."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prober.links.link_session import LinkProblem, TunnelSession
 from prober.links.pair_test import LinkLimits, PairTest, Sessions
 from prober.rules.reported_rules import TUNNEL_NOT_MEASURED
 
-# The end of the block for tests between networks (RFC 2544); the tunnels of runs take the beginning.
+# The end of the block for tests between networks (RFC 2544). The tunnels of runs use its beginning.
 ADDRESSES, PREFIX = ("198.19.255.253", "198.19.255.254"), 30
 
 
@@ -26,9 +26,9 @@ def measure_in_tunnel(
     limits: LinkLimits,
     enter: Callable[[Host], TunnelSession] = TunnelSession,
 ) -> Iterator[Link | Finding]:
-    """The pair's TCP links both ways in a tunnel; a finding instead of those that could not be measured.
+    """Yield the pair's TCP links in a tunnel in both directions, and a finding if one could not be measured.
 
-    `enter` opens what makes a host's end; both are closed at the end, and the tunnel is gone with them.
+    `enter` opens the session that makes a host's end. The tunnel is removed when both are closed at the end.
     """
     hosts: tuple[str, ...] = pair.hosts
     try:
@@ -52,7 +52,7 @@ def measure_in_tunnel(
 
 
 def _links(test: PairTest, tries: int) -> list[Link]:
-    """Return the links of the test. The first try may end before ends behind NAT have found each other, 5 s later."""
+    """Return the links of the test. Ends behind NAT find each other after 5 s, when the first try may have ended."""
     try:
         return list(test.tcp_links())
     except LinkProblem:
@@ -62,9 +62,9 @@ def _links(test: PairTest, tries: int) -> list[Link]:
 
 
 def _join(inventory: Inventory, pair: Pair, ends: Sequence[tuple[TunnelSession, Mapping[str, Any]]]) -> None:
-    """Tell each end of the other's key, and where it takes packets. Raises LinkProblem.
+    """Send each end the key and address of the other.
 
-    With a hub in hosts.yaml either end may be behind NAT, and opens the path from there.
+    With a hub in hosts.yaml, either end may be behind NAT and opens the path from its side.
     """
     security = inventory.security
     for (session, _), (_, other), port, address in zip(
@@ -76,7 +76,7 @@ def _join(inventory: Inventory, pair: Pair, ends: Sequence[tuple[TunnelSession, 
 
 
 def _inside(pair: Pair) -> Pair:
-    """The pair at its addresses in the tunnel, by the names of the interfaces that carry it."""
+    """Return the pair with its addresses in the tunnel and the names of the interfaces that carry it."""
     first, second = (
         port.model_copy(update={"address": address, "netdev": port.netdev or port.address})
         for port, address in zip(pair.ports, ADDRESSES, strict=True)

@@ -1,4 +1,4 @@
-"""Causes that NCCL's logs can show: one text for each, with the change that helps and the source."""
+"""Causes that NCCL's logs can show, each with its text, remedy and source."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MAX_EVIDENCE = 3
 
 @dataclass(frozen=True)
 class LogFinding:
-    """A cause that the logs show, with its lines. A remark never is the verdict: it may be intended.
+    """A cause that the logs show, with its lines. A remark may be intended, so it never is the verdict.
 
-    `is_open`: it is a fault only if the hosts have hardware that no line shows.
+    With `is_open`, it is a fault only if the hosts have hardware that no line shows.
     """
 
     cause: str
@@ -25,10 +25,10 @@ class LogFinding:
 
 
 @dataclass(frozen=True)
-class CauseText:
+class Cause:
     """The text that all findings of one cause share.
 
-    `rule`: the rule of `holmes probe` that checks the hosts for it. `source`: where the reading of the message is from.
+    `rule` is the rule of `holmes probe` that checks the hosts for it. `source` explains the evidence.
     """
 
     id: str
@@ -36,22 +36,27 @@ class CauseText:
     remedy: str
     source: str
     rule: str | None = None
+
+    def advice(self, first: str) -> str:
+        """Return `first`, the remedy, and the rule that checks hosts for the cause."""
+        return f"{first}{self.remedy}" + (f" `holmes probe` checks the hosts for it: {self.rule}." if self.rule else "")
+
+
+@dataclass(frozen=True)
+class CauseText(Cause):
+    """A cause that logs show."""
+
     is_remark: bool = False
 
     def finding(self, *lines: Evidence | None, detail: str = "", remedy: str = "") -> LogFinding:
-        """The finding with its lines; `detail` follows the sentence, `remedy` goes before the usual one."""
+        """Return the finding with its lines. `detail` is added to the sentence, and `remedy` precedes the usual one."""
         return LogFinding(
             cause=self.id,
             says=f"{self.says}{detail}",
-            remedy=f"{remedy}{self.remedy}{checked_by(self.rule)}",
+            remedy=self.advice(remedy),
             evidence=tuple(dict.fromkeys(line for line in lines if line))[:MAX_EVIDENCE],
             is_remark=self.is_remark,
         )
-
-
-def checked_by(rule: str | None) -> str:
-    """Return the sentence that ends a remedy where a rule of `holmes probe` checks hosts for the cause."""
-    return f" `holmes probe` checks the hosts for it: {rule}." if rule else ""
 
 
 _NCCL = "NCCL, src of 2.14 to 2.30"

@@ -1,4 +1,4 @@
-"""The diagnosis of a run from NCCL's logs: one verdict or the reason why there is none, and further findings."""
+"""The diagnosis of a run from NCCL's logs: a verdict, or the reason for none, and further findings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WHOLE_LOG = f"NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS={SUBSYSTEMS}"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The verdict on a run. `cause` is an id, `none` for a sound run, or None where the logs allow no verdict.
+    """The verdict on a run. `cause` is an id, `none` for a sound run, or None if the logs allow no verdict.
 
-    `needed` says then what would allow one, and `evidence` has the line that raises the question. `is_open`: the cause
-    is a fault only if hosts have hardware that no line shows.
+    Without a verdict, `needed` says how to get one, and `evidence` has the line that raises the question. With
+    `is_open`, the cause is a fault only if hosts have hardware that no line shows.
     """
 
     run: RunFacts
@@ -36,7 +36,7 @@ class Diagnosis:
 
 
 def diagnose(facts: LogFacts) -> Diagnosis:
-    """Return the diagnosis that the facts allow."""
+    """Return the diagnosis from the facts of the logs."""
     run = run_facts(facts)
     findings = [*failures(facts, run), *slow_causes(facts, run), *remarks(facts, run)]
     verdicts = [finding for finding in findings if not finding.is_remark]
@@ -54,25 +54,19 @@ def diagnose(facts: LogFacts) -> Diagnosis:
     rest = tuple(also.values())
     if verdict:
         return Diagnosis(run, verdict.cause, verdict.says, verdict.remedy, verdict.evidence, rest, "", verdict.is_open)
-    if reason := _no_verdict(facts, run):
-        says, needed, line = reason
-        return Diagnosis(run, None, says, "", (line,) if line else (), rest, needed)
-    line = evidence_of_network(facts)
-    if facts.left_out or any(size.skipped for size in facts.files.values()):
-        says = "Nothing wrong is in what was read, and the logs are too large to be read to their ends"
-        needed = "pass the logs of some hosts only, of a run with fewer subsystems in NCCL_DEBUG_SUBSYS"
-        return Diagnosis(run, None, says, "", (line,) if line else (), rest, needed)
-    return Diagnosis(run, SOUND, "nothing wrong found", "", (line,) if line else (), rest, "")
+    reason = _no_verdict(facts, run)
+    says, needed, line = reason or ("nothing wrong found", "", evidence_of_network(facts))
+    return Diagnosis(run, None if reason else SOUND, says, "", (line,) if line else (), rest, needed)
 
 
 def _no_verdict(facts: LogFacts, run: RunFacts) -> tuple[str, str, Evidence | None] | None:
-    """Return why the logs allow no verdict, what would, and the line; None if they show a sound run."""
+    """Return the reason for no verdict, what would allow one, and the line. Return None for a sound run."""
     whole = f"run again with {WHOLE_LOG} on all ranks, and pass the logs of all hosts"
-    return _failed(facts, whole) or _unfinished(facts, whole) or _unexplained(facts, run, whole)
+    return _failed(facts, whole) or _unfinished(facts, whole) or _unexplained(facts, run, whole) or _unread(facts)
 
 
 def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | None:
-    """Return that the run fails, and the logs do not have the cause."""
+    """Return the reason if the run fails and the logs do not have the cause."""
     if odd := facts.line("odd-family"):
         says = "An address reads as nonsense: NCCL_SOCKET_IFNAME matches nothing, or versions of NCCL differ"
         return says, f"{whole}; NCCL's `Bootstrap: Using` and `NCCL version` lines tell the two apart", odd
@@ -94,7 +88,7 @@ def _failed(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | N
 
 
 def _unfinished(facts: LogFacts, whole: str) -> tuple[str, str, Evidence | None] | None:
-    """Return that a communicator is begun and not made."""
+    """Return the reason if a communicator is begun and never made."""
     started = next((process.started for process in facts.processes.values() if process.started), None)
     if started is None or facts.completed or _has_channels(facts) or facts.largest is None:
         return None
@@ -108,7 +102,7 @@ def _has_channels(facts: LogFacts) -> bool:
 
 
 def _unexplained(facts: LogFacts, run: RunFacts, whole: str) -> tuple[str, str, Evidence | None] | None:
-    """Return that no line names the network, or says why it is TCP; None for a sound run."""
+    """Return the reason if no line names the network or explains its use of TCP. Return None for a sound run."""
     if run.is_one_host and (facts.completed or _has_channels(facts)):
         return None
     if run.network == "Socket" and run.uses_network is None:
@@ -120,4 +114,13 @@ def _unexplained(facts: LogFacts, run: RunFacts, whole: str) -> tuple[str, str, 
         return says, needed, evidence_of_network(facts)
     if run.network is None and run.gdr is not True:
         return "The logs have no line of the network that NCCL chose", whole, None
+    return None
+
+
+def _unread(facts: LogFacts) -> tuple[str, str, Evidence | None] | None:
+    """Return the reason if the logs are too large."""
+    if facts.left_out or any(size.skipped for size in facts.files.values()):
+        says = "Nothing wrong is in what was read, and the logs are too large to be read to their ends"
+        needed = "pass the logs of some hosts only, of a run with fewer subsystems in NCCL_DEBUG_SUBSYS"
+        return says, needed, evidence_of_network(facts)
     return None

@@ -1,4 +1,4 @@
-"""Causes that stop a run: versions, interfaces, connections, RDMA, shared memory, multicast."""
+"""Causes that stop a run: versions, interfaces, connections, RDMA, shared memory, multicast memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prober.nccl_logs.log_facts import LogFacts, LoggedVariable, NcclProcess, Si
 from prober.nccl_logs.run_facts import RunFacts, network_of
 
 _LOCAL_NAME = re.compile(r"(docker|lo$|lo:|virbr|veth|br-|cni|flannel|cali|tunl|kube-ipvs|podman|pod-id-link)")
-_DOCKER0 = "172.17.0.1"  # its address on each host, unless that was configured
+_DOCKER0 = "172.17.0.1"  # Docker's default address for docker0 on each host
 _STATUS_NAMES = {
     "IBV_WC_LOC_PROT_ERR": 4,
     "IBV_WC_WR_FLUSH_ERR": 5,
@@ -24,7 +24,7 @@ _STATUS_NAMES = {
 }
 _PROTECTION = {4, 10}
 _UNREACHED = {12, 13}
-_SHARED_SETTINGS = re.compile(  # both ends of a connection must agree on these
+_SHARED_SETTINGS = re.compile(  # variables on which both ends of a connection must agree
     r"NCCL_(ALGO|PROTO|NET|NET_PLUGIN|IB_DISABLE|P2P_\w*|SHM_DISABLE|BUFFSIZE|LL_BUFFSIZE|LL128_BUFFSIZE|NTHREADS"
     r"|M(?:IN|AX)_(?:NCHANNELS|CTAS|NRINGS)|CROSS_NIC|NVLS_ENABLE|COLLNET_ENABLE|IB_MERGE_NICS|IB_SPLIT_DATA_ON_QPS"
     r"|IB_QPS_PER_CONNECTION|NSOCKS_PERTHREAD|SOCKET_NTHREADS|NCHANNELS_PER_NET_PEER|RUNTIME_CONNECT|PXN_DISABLE"
@@ -33,7 +33,7 @@ _SHARED_SETTINGS = re.compile(  # both ends of a connection must agree on these
 
 
 def failures(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
-    """Yield what stops the run, the surest first."""
+    """Yield causes that stop the run, the most certain first."""
     yield from _versions(facts)
     yield from _shared_memory(facts)
     yield from _nvls(facts)
@@ -61,7 +61,7 @@ def _versions(facts: LogFacts) -> Iterator[LogFinding]:
 
 
 def _ignored_name(facts: LogFacts, odd: Sighting) -> LoggedVariable | None:
-    """Return NCCL_SOCKET_IFNAME of a process that names no interface afterwards: none has that name."""
+    """Return NCCL_SOCKET_IFNAME of a process that names no interface afterwards, so that none matched."""
     for process in facts.processes.values():
         setting = process.settings.get("NCCL_SOCKET_IFNAME")
         same = process.host == odd.host or not odd.host
@@ -84,7 +84,7 @@ def _shared_memory(facts: LogFacts) -> Iterator[LogFinding]:
 
 
 def _nvls(facts: LogFacts) -> Iterator[LogFinding]:
-    """Yield that multicast fails; a trace through its file counts only where no other error is logged."""
+    """Yield a failure of multicast memory. A trace through its source file counts only without other errors."""
     nvls = facts.signs.get("nvls", [])
     others = facts.first("peer-closed", "other-warning", "connect-failed", "completion", "modify-qp")
     full = next((each for each in facts.signs.get("cuda", ()) if "out of memory" in each.evidence.text), None)
@@ -98,7 +98,7 @@ def _nvls(facts: LogFacts) -> Iterator[LogFinding]:
 
 
 def completion_status(sighting: Sighting) -> int | None:
-    """Return the status of a completion, which NCCL writes as a number, a name, or both."""
+    """Return the status of a completion, which NCCL prints as a number, a name, or both."""
     text = sighting.values["status"]
     number = re.search(r"\((\d{1,4})\)", text) or re.fullmatch(r"(\d{1,4})", text)
     return int(number[1]) if number else _STATUS_NAMES.get(text)
@@ -130,7 +130,7 @@ def _rdma(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
 
 
 def _link_events(facts: LogFacts) -> Iterator[LogFinding]:
-    """Yield that a port or queue pair failed; a remark where the port came back and nothing failed after that."""
+    """Yield a failure of a port or queue pair, as a remark if the port came back and nothing failed afterwards."""
     for event in facts.signs.get("link-event", ()):
         port, line = event.values.get("port"), event.evidence
         later = (each for each in facts.signs.get("link-up", ()) if each.evidence.line > line.line)
@@ -143,7 +143,7 @@ def _link_events(facts: LogFacts) -> Iterator[LogFinding]:
 
 
 def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding:
-    """Return why a queue pair does not reach its peer: the GID, the rail, or else the fabric."""
+    """Return the cause of a queue pair that does not reach its peer: the GID, the rail, or else the fabric."""
     local, remote, error = (sighting.values.get(name, "") for name in ("local", "remote", "error"))
     line = sighting.evidence
     for event in facts.signs.get("link-event", ()) if "status" in sighting.values else ():
@@ -163,7 +163,8 @@ def _unreached(facts: LogFacts, run: RunFacts, sighting: Sighting) -> LogFinding
     unresolved = re.match("Connection timed out|No route", error)
     ends = {(each.values.get("local", ""), each.values.get("remote", "")) for each in facts.signs.get("completion", ())}
     several = len([pair for pair in ends if all(pair) and _rails_differ(*pair)]) > 1
-    lost = not error and len(run.hcas) > 1 and (several or not facts.first("connected"))  # routed, one may just be down
+    # Where others have connected, rails are routed, and a single pair may just be down.
+    lost = not error and len(run.hcas) > 1 and (several or not facts.first("connected"))
     rails = unresolved or lost or facts.first("rail-hint")
     if local and remote and rails and _rails_differ(local, remote):
         return causes.RAILS_UNROUTABLE.finding(line, facts.line("rail-hint"), detail=f": {local} and {remote}")
@@ -177,7 +178,7 @@ def _is_link_local(gid: str) -> bool:
 
 
 def _rails_differ(local: str, remote: str) -> bool:
-    """Return True unless both GIDs are IPv4 addresses of one /24: blanked ones count as NCCL's own hint does."""
+    """Return True unless both GIDs are IPv4 addresses of one /24. Masked ones count as different, as in NCCL's hint."""
     ends = [gid.lower().removeprefix("::ffff:").rstrip(",") for gid in (local, remote)]
     try:
         first, second = (ipaddress.IPv4Address(end) for end in ends)
@@ -187,9 +188,9 @@ def _rails_differ(local: str, remote: str) -> bool:
 
 
 def differing_settings(facts: LogFacts) -> list[tuple[str, LoggedVariable, NcclProcess | None]]:
-    """Return variables that processes have differently: one line of each, and a process without it.
+    """Return variables that differ between processes, each with one of its lines and a process without it.
 
-    Only processes that got equally far are compared: NCCL logs a variable when it first reads it.
+    Only processes at the same point are compared, because NCCL logs a variable when it first reads it.
     """
     grown = [process for process in facts.processes.values() if process.pid and process.settings | process.networks]
     differing: list[tuple[str, LoggedVariable, NcclProcess | None]] = []
@@ -206,7 +207,7 @@ def differing_settings(facts: LogFacts) -> list[tuple[str, LoggedVariable, NcclP
 
 
 def _settings(facts: LogFacts) -> Iterator[LogFinding]:
-    """Yield a variable that differs where an error or two networks show that it matters."""
+    """Yield a variable that differs, if an error or a second network shows that it matters."""
     sign = facts.first("truncated", "mixed-nics", "timeout")
     apart = len(_networks(facts)) > 1
     if sign is None and not apart and not (facts.first("odd-family") and facts.first("bootstrap")):
@@ -227,7 +228,7 @@ def _settings(facts: LogFacts) -> Iterator[LogFinding]:
 
 
 def is_local(name: str, address: str) -> bool:
-    """Return True for an interface, or an address, that other hosts cannot reach."""
+    """Return True for an interface or an address that other hosts cannot reach."""
     try:
         own = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -273,17 +274,17 @@ def _interfaces(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
 
 
 def _waits(facts: LogFacts) -> bool:
-    """Return True if a communicator of more ranks than are in the log was begun, and none was made."""
+    """Return True if a communicator with more ranks than the log has was begun and none was made."""
     return facts.largest is not None and not facts.completed and len(facts.largest.ranks) < facts.largest.num_ranks
 
 
 def _unconnected(facts: LogFacts, *signs: str) -> list[Sighting]:
-    """Return connections that failed in processes that made none later."""
+    """Return failed connections of processes that made no connection later."""
     return [each for sign in signs for each in facts.signs.get(sign, ()) if not facts.went_on(each)]
 
 
 def blocked(facts: LogFacts) -> list[Sighting]:
-    """Return connections that failed; after a peer closed one of a run that had begun, others only follow."""
+    """Return failed connections. In a running job, failures after a peer closed a connection only follow from that."""
     failed, closed = _unconnected(facts, "connect-failed"), facts.first("peer-closed")
     if closed is None or not facts.completed:
         return failed

@@ -1,8 +1,8 @@
-"""Lines of NCCL in a log of anything: by file and number, without what launchers and terminals put around them.
+"""Messages of NCCL in any log, by file and line, without the prefixes of launchers and terminals.
 
-A log is read line by line, and a line that is too long in part, so memory does not grow with the log. NCCL writes
-`HOST:PID:THREAD [GPU] FILE:LINE NCCL LEVEL message`, INFO without the file, 2.28 and later with a time before it.
-Torchrun, Ray, mpirun, kubectl and log services add prefixes of their own, and one line may hold two messages.
+A log is read line by line and long lines are cut, so memory does not grow with the log. NCCL writes
+`HOST:PID:THREAD [GPU] FILE:LINE NCCL LEVEL message`. INFO has no file, and 2.28 and later write a time first. Torchrun,
+Ray, mpirun, kubectl and log services add their own prefixes, and one line may hold two messages.
 Source: NCCL 2.14 to 2.30, src/debug.cc.
 """
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO, NamedTuple
 
 MAX_LINE_BYTES = 8_192
-MAX_MESSAGE = 1_024  # characters of a message that are read
+MAX_MESSAGE = 1_024  # characters read of a message
 MAX_SHOWN = 300  # characters of a line kept as evidence
-MAX_MESSAGES = 1_000_000  # of a log; after that as many warnings again, and nothing else
+MAX_MESSAGES = 1_000_000  # of a log; after that only warnings are read, up to as many again
 _MAX_MESSAGES_OF_LINE = 8
 _SKIPPED_BYTES = 1 << 20
 _PREFIX_CHARACTERS = 400
@@ -27,17 +27,17 @@ _PREFIX = re.compile(
     r"(?:(?<![\w.<>-])(?P<host>[\w.<>-]{0,253}):(?P<pid>\w{1,20})(?::\w{1,20})? ?)?(?:\[(?P<gpu>\d{1,3}|-1)\] )?"
     r"(?:(?<![\w./+-])(?P<source>[\w./+-]{1,120}:\d{1,6}) (?:\(\w{1,80}\) )?)?$"
 )
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.,]{5,20}(?:Z|[+-]\d\d:?\d\d)?")  # a log service may glue it to the host
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.,]{5,20}(?:Z|[+-]\d\d:?\d\d)?")  # log services may put it right before HOST
 _CONTROLS = re.compile(
     r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)?|[@-Z\\-_])"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
-_CALLS = b": opCount "  # of NCCL_DEBUG_SUBSYS=COLL: most of a long log, and no fact of the network
-_ANNOUNCES = b"Last error"  # of PyTorch's exceptions: NCCL's message is the next line, without its prefix
+_CALLS = b": opCount "  # of NCCL_DEBUG_SUBSYS=COLL: most of a long log, without facts about the network
+_ANNOUNCES = b"Last error"  # of PyTorch's exceptions: the next line is NCCL's message without its prefix
 
 
 class Evidence(NamedTuple):
-    """A line that shows a fact: its file, its number from 1, and its text from NCCL's prefix on."""
+    """A line that shows a fact: its file, its number from 1, and its text beginning with NCCL's prefix."""
 
     file: str
     line: int
@@ -46,7 +46,7 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True)
 class NcclMessage:
-    """One message of NCCL. `host`, `pid` and `source` are empty where the line does not name them."""
+    """One message of NCCL. `host`, `pid` and `source` are empty if the line does not have them."""
 
     host: str
     pid: str
@@ -58,7 +58,7 @@ class NcclMessage:
     gpu: int = -1
 
     def from_match(self, match: re.Match[str]) -> NcclMessage:
-        """Return the message; without NCCL's prefix, its evidence is cut to the part that matched."""
+        """Return the message. Without NCCL's prefix, its evidence is cut to the part that matched."""
         if self.prefixed:
             return self
         shown = self.text[match.start() : min(match.end() + 80, match.start() + MAX_SHOWN)]
@@ -67,7 +67,7 @@ class NcclMessage:
 
 @dataclass
 class LogSize:
-    """Counts of a log that was read. Lines longer than the limit are `cut`; those after too many are `skipped`."""
+    """Counts of a log. Lines longer than the limit are `cut`, and lines beyond the limit are `skipped`."""
 
     lines: int = 0
     messages: int = 0

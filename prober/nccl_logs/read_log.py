@@ -1,4 +1,4 @@
-"""Messages of NCCL, read into facts. Source: NCCL 2.14 to 2.30, and the plugins of AWS, Google and NVIDIA."""
+"""The reader of NCCL's messages. Source: NCCL 2.14 to 2.30, and the plugins of AWS, Google and NVIDIA."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple, TypeVar
 
-from prober.nccl_logs.fault_signs import SIGNS, is_harmless
+from prober.nccl_logs.fault_signs import HARMLESS, SIGNS
 from prober.nccl_logs.log_facts import (
     AMBIGUOUS,
     MAX_COMMUNICATORS,
@@ -28,7 +28,7 @@ from prober.nccl_logs.restarts import leave_out_earlier_runs, restarted
 
 K = TypeVar("K")
 V = TypeVar("V")
-MAX_RANKS = 1_048_576  # a larger number is no rank
+MAX_RANKS = 1_048_576  # a larger number is not a number of ranks
 _ADDRESS = re.compile(r"(?<![\w.@-])([\w.@-]{1,64}):([0-9a-fA-F.:]{1,45}(?:%[\w.-]{1,64})?)<\d{1,9}>")
 _DEVICE = re.compile(r"\[(\d+)\](?:=\{([^}]*)|([\w.+-]{1,256}:\d{1,4}/(?:IB|RoCE)\b))")  # merged ports are in braces
 _PORT = re.compile(r"(?<![\w.+-])([\w.-]{1,64})(?:\+[\w.+-]{1,192})?:\d{1,4}/(IB|RoCE)\b")
@@ -43,7 +43,7 @@ _CODE = re.compile(r"version (\d+)")
 
 
 class Reader(NamedTuple):
-    """A message that states a fact: text that it always has, its form, and how the fact is kept."""
+    """The reader of a message: text that it always contains, its form, and the function that keeps its fact."""
 
     needle: str
     form: re.Pattern[str]
@@ -51,7 +51,7 @@ class Reader(NamedTuple):
 
 
 def read_log(log: BinaryIO, name: str, facts: LogFacts) -> None:
-    """Add the facts of one log, whole or cut, to the facts of others."""
+    """Add the facts of one log, complete or cut off, to the facts of others."""
     size = facts.files.setdefault(name, LogSize())
     for message in nccl_messages(log, name, size):
         process = _process(facts, message, name)
@@ -66,7 +66,7 @@ def read_log(log: BinaryIO, name: str, facts: LogFacts) -> None:
 
 
 def _note_signs(facts: LogFacts, message: NcclMessage) -> None:
-    if message.text.startswith("Channel ") and not message.warns:  # most lines of many ranks, and never a sign
+    if message.text.startswith("Channel ") and not message.warns:  # most lines of a log, and never a sign
         return
     known = False
     text = f"{message.source} {message.text}" if message.source else message.text
@@ -76,12 +76,12 @@ def _note_signs(facts: LogFacts, message: NcclMessage) -> None:
             values = {key: value for key, value in match.groupdict().items() if value is not None}
             evidence = message.from_match(match).evidence
             facts.note(sign, Sighting(message.host, message.pid, values, evidence, message.warns))
-    if message.warns and not known and not is_harmless(message):
+    if message.warns and not known and not HARMLESS.search(f"{message.source} {message.text}"):
         facts.note("other-warning", Sighting(message.host, message.pid, {}, message.evidence))
 
 
 def _process(facts: LogFacts, message: NcclMessage, name: str) -> NcclProcess | None:
-    """Return the process of a message: of its host and pid, else one that stands for the file."""
+    """Return the process with the message's host and pid, or without a pid one that stands for the file."""
     key = _key(message)
     if key not in facts.processes:
         if len(facts.processes) >= MAX_PROCESSES or not facts.has_room(*key, size_bytes=PROCESS_BYTES):
@@ -99,13 +99,13 @@ def _key(message: NcclMessage) -> ProcessKey:
 
 
 def _put(facts: LogFacts, names: dict[K, V], name: K, value: V, *texts: str) -> None:
-    """Keep a value under its name while there is room for `texts`; one that is kept already is replaced."""
+    """Keep a value under its name if there is room for `texts`. Replace a value that is there already."""
     if name in names or (len(names) < MAX_NAMES and facts.has_room(*texts)):
         names[name] = value
 
 
 def _put_line(facts: LogFacts, lines: dict[K, Evidence], name: K, message: NcclMessage) -> None:
-    """Keep the first line of a name."""
+    """Keep a line under its name, if it is the first."""
     if name not in lines:
         _put(facts, lines, name, message.evidence, message.evidence.text, str(name))
 
@@ -136,10 +136,6 @@ def _keep_devices(facts: LogFacts, process: NcclProcess, message: NcclMessage, m
         _put(facts, process.out_of_band, name, address, name, address)
 
 
-def _keep_network(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
-    _put_line(facts, process.networks, match[1].strip(), message)
-
-
 def _keep_setting(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
     setting = LoggedVariable(match[2].strip().removesuffix("."), message.evidence)
     _put(facts, process.settings, match[1], setting, match[0], message.evidence.text)
@@ -156,7 +152,7 @@ def _keep_mismatch(facts: LogFacts, _: NcclProcess, message: NcclMessage, match:
 
 
 def version_of_code(code: int) -> str:
-    """Return 2.27.5 for 22705; before 2.9 the numbers were of four digits."""
+    """Return 2.27.5 for 22705. Before 2.9 such codes had four digits."""
     major = 10_000 if code >= 10_000 else 1_000
     return f"{code // major}.{code % major // 100}.{code % 100}"
 
@@ -196,12 +192,13 @@ def _keep_connected(_: LogFacts, process: NcclProcess, message: NcclMessage, __:
 def _communicator(
     facts: LogFacts, process: NcclProcess, message: NcclMessage, pointer: str, rank: int, size: int, identity: str
 ) -> Communicator | None:
-    """Return the communicator of a pointer. Without an identity, one of its size in which the rank is not taken."""
+    """Return the communicator of a pointer. Without an identity, take one of that size in which the rank is free."""
     key, known = _key(message), process.communicators.get(pointer, "")
     if known and (not identity or identity == known) and facts.communicators[known].num_ranks == size:
         return facts.communicators[known]
     names = (identity,) if identity else (f"{size} ranks, {number}" for number in range(MAX_NAMES))
-    free = (name for name in names if _has_place(facts.communicators.get(name), rank, key) or identity)
+    known_names = facts.communicators
+    free = (n for n in names if identity or n not in known_names or known_names[n].ranks.get(rank, key) == key)
     name = next((name for name in free if identity or name not in process.communicators.values()), "")
     if not name or (name not in facts.communicators and len(facts.communicators) >= MAX_COMMUNICATORS):
         facts.left_out += 1
@@ -212,10 +209,6 @@ def _communicator(
     if rank in communicator.ranks or (len(communicator.ranks) < MAX_PROCESSES and facts.has_room("")):
         communicator.ranks[rank] = key
     return communicator
-
-
-def _has_place(communicator: Communicator | None, rank: int, key: ProcessKey) -> bool:
-    return communicator is None or communicator.ranks.get(rank, key) == key
 
 
 def _keep_start(facts: LogFacts, process: NcclProcess, message: NcclMessage, match: re.Match[str]) -> None:
@@ -256,14 +249,6 @@ def _keep_channels(facts: LogFacts, process: NcclProcess, message: NcclMessage, 
         communicator.channels, communicator.channels_line = int(match[1][:6]), message.evidence
 
 
-def _keep_hca(facts: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
-    _put(facts, process.gdr_of_hcas, match[2], match[1].lower() == "enabled", match[2])
-
-
-def _keep_gdr_pair(facts: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
-    _put(facts, process.gdr_of_pairs, (match[2], match[3]), match[1] == "Enabled", match[0])
-
-
 def _keep_efa_name(facts: LogFacts, process: NcclProcess, __: NcclMessage, match: re.Match[str]) -> None:
     if match[1] not in {device.name for device in process.devices} and facts.has_room(match[1]):
         process.devices = (*process.devices, RdmaDevice(len(process.devices), match[1], "EFA"))[:MAX_NAMES]
@@ -273,7 +258,11 @@ _READERS = (
     Reader("ootstrap", re.compile(r"Bootstrap ?: Using ?(.*)"), _keep_bootstrap),
     Reader(" : Using", re.compile(r"NET/(?!\w*IB\w* )(\w+) : Using (.*<\d+>.*)"), _keep_sockets),
     Reader("NET/", re.compile(r"NET/(?:IB|gIB)\w* : Using(.*)"), _keep_devices),
-    Reader("Using network", re.compile(r"Using network (.+)"), _keep_network),
+    Reader(
+        "Using network",
+        re.compile(r"Using network (.+)"),
+        lambda facts, process, message, match: _put_line(facts, process.networks, match[1].strip(), message),
+    ),
     Reader("set by environment to", re.compile(r"\b(NCCL_\w+) set by environment to (.*)"), _keep_setting),
     Reader("NCCL_", re.compile(r"^(NCCL_(?:IB_HCA|SOCKET_IFNAME)) set to (.*)"), _keep_setting),
     Reader("version", re.compile(r"(?:NCCL|RCCL) version v?(\d+\.\d+(?:\.\d+)?)"), _keep_version),
@@ -289,12 +278,16 @@ _READERS = (
     Reader(
         "for HCA",
         re.compile(r"GPU Direct RDMA (?:\(.*?\) )?([eE]nabled|[dD]isabled) for HCA \d+ '([\w.-]+)"),
-        _keep_hca,
+        lambda facts, process, _, match: _put(
+            facts, process.gdr_of_hcas, match[2], match[1].lower() == "enabled", match[2]
+        ),
     ),
     Reader(
         "for GPU",
         re.compile(r"GPU Direct RDMA (Enabled|Disabled) for GPU (\w+) / HCA (\w+) \(distance"),
-        _keep_gdr_pair,
+        lambda facts, process, _, match: _put(
+            facts, process.gdr_of_pairs, (match[2], match[3]), match[1] == "Enabled", match[0]
+        ),
     ),
     Reader("GUID of", re.compile(r"NET/OFI GUID of ([\w.-]+):"), _keep_efa_name),
 )

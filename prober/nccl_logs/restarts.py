@@ -1,25 +1,27 @@
-"""Several runs in one log, as launchers that restart a job write them: the last one counts."""
+"""Several runs in one log, from launchers that restart a job. The last run counts."""
 
 from __future__ import annotations
 
+from prober.fabrics.union_find import UnionFind
 from prober.nccl_logs.log_facts import PROCESS_BYTES, LogFacts, NcclProcess, ProcessKey, Sighting
 from prober.nccl_logs.nccl_lines import Evidence
 
-Stretch = tuple[str, int, int]  # a file, the first line of a process, and the first of the one that follows it
+Stretch = tuple[str, int, int]  # a file, and the first lines of a process and of its successor
 
 
 def leave_out_earlier_runs(facts: LogFacts, file: str) -> None:
-    """Leave out the runs of a file that a later one follows, and note the line at which the last one begins.
+    """Drop all runs of a file but the last, and note the first line of the last one.
 
-    A later run takes a GPU again: its process begins after the last line of another of that host and GPU, whose run had
-    ended or failed, and shares no communicator with it. Processes on other GPUs are of the same run or a live replica.
+    A later run uses a GPU again. Its process begins after the last line of another process on that host and GPU, whose
+    run had ended or failed, and shares no communicator with it. Processes on other GPUs belong to the same run or to
+    a live replica.
     """
     runs = _runs(facts)
     followed = _followed(facts, file, runs)
     earlier = {runs[old] for old in followed if old in runs}
     dropped = followed.keys() | {key for key, run in runs.items() if run in earlier}
     begins = [facts.processes[new].begin for new in followed.values() if new not in dropped]
-    if not begins:  # two runs that take GPUs of each other are alive
+    if not begins:  # runs that use each other's GPUs are both alive
         return
     facts.restarts[file] = min(begins)
     lines = [(file, facts.processes[old].begin, facts.processes[new].begin) for old, new in followed.items()]
@@ -29,15 +31,15 @@ def leave_out_earlier_runs(facts: LogFacts, file: str) -> None:
 
 
 def restarted(facts: LogFacts, process: NcclProcess, file: str, line: int) -> NcclProcess:
-    """Return the process of a line with which one begins: a new one if another of this number had ended or failed.
+    """Return the process of a first line: a new one if an earlier process with this pid had ended or failed.
 
-    Containers number processes alike. Variables are kept, which NCCL logs before that line.
+    Processes in different containers may have one pid. Variables are kept, because NCCL logs them before that line.
     """
     key, stretch = (process.host, process.pid, ""), (file, process.begin, line)
     begun = bool(process.pid) and process.file == file and _ended(facts, {key}, stretch)
     if not begun or not facts.has_room(size_bytes=PROCESS_BYTES):
         return process
-    if process.begin >= facts.restarts.get(file, 0):  # else a process of the same run began anew before
+    if process.begin >= facts.restarts.get(file, 0):  # else a process of the same run has begun before
         facts.restarts[file] = line
     for name in process.communicators.values():
         communicator = facts.communicators[name]
@@ -48,26 +50,19 @@ def restarted(facts: LogFacts, process: NcclProcess, file: str, line: int) -> Nc
 
 
 def _runs(facts: LogFacts) -> dict[ProcessKey, str]:
-    """Return a run name for each process with communicators; processes that share some, even indirectly, get one."""
-    parents: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while parents.setdefault(name, name) != name:
-            parents[name] = name = parents[parents[name]]
-        return name
-
+    """Return a run name for each process with communicators. Processes that share any, even indirectly, have one."""
     names = {key: list(process.communicators.values()) for key, process in facts.processes.items()}
+    runs: UnionFind[str] = UnionFind(name for own in names.values() for name in own)
     for own in names.values():
-        for name in own:
-            parents[root(name)] = root(own[0])
-    return {key: root(own[0]) for key, own in names.items() if own}
+        runs.join(own)
+    return {key: runs.root(own[0]) for key, own in names.items() if own}
 
 
 def _followed(facts: LogFacts, file: str, runs: dict[ProcessKey, str]) -> dict[ProcessKey, ProcessKey]:
-    """Return processes of a file with the later one that has their GPU.
+    """Return the later process on the same GPU for each process of a file that has one.
 
-    GPUs are compared by bus. A process that ended before NCCL logged it is compared by the number in brackets, unless
-    the host numbers several GPUs alike, as where each process sees one.
+    GPUs are compared by bus. A process that ended before NCCL logged the bus is compared by the number in brackets,
+    unless several GPUs of the host have that number because each process sees only one.
     """
     own = [(key, each) for key, each in facts.processes.items() if each.file == file and each.pid]
     buses: dict[tuple[str, int], set[str]] = {}
@@ -78,7 +73,7 @@ def _followed(facts: LogFacts, file: str, runs: dict[ProcessKey, str]) -> dict[P
     last: dict[tuple[str, int | str], list[ProcessKey]] = {}  # by host and bus, or number
     followed: dict[ProcessKey, ProcessKey] = {}
     for key, process in sorted(own, key=lambda item: item[1].begin):
-        if not process.bus:  # it has ended early, if its first lines are here
+        if not process.bus:  # it ended early, if its first lines are here
             last.setdefault((process.host, process.gpu), []).extend([key] if process.interfaces else ())
             continue
         alike = last.pop((process.host, process.gpu), []) if len(buses[process.host, process.gpu]) == 1 else []
@@ -93,7 +88,7 @@ def _followed(facts: LogFacts, file: str, runs: dict[ProcessKey, str]) -> dict[P
 
 
 def _ended(facts: LogFacts, processes: set[ProcessKey], stretch: Stretch) -> bool:
-    """Return True if lines of a stretch say that one of these processes ended or failed."""
+    """Return True if a line of the stretch shows that one of these processes ended or failed."""
     ends = (each for sign in ("ended", "fatal", "peer-closed") for each in facts.signs.get(sign, ()))
     own = (each.evidence for each in ends if not each.pid or (each.host, each.pid, "") in processes)
     return any(_is_within(line, [stretch]) for line in own)
@@ -104,7 +99,7 @@ def _is_within(line: Evidence, stretches: list[Stretch]) -> bool:
 
 
 def _leave_out(facts: LogFacts, dropped: set[ProcessKey], lines: list[Stretch]) -> None:
-    """Drop the lines of processes that ended, and lines of no process up to the next run."""
+    """Drop the facts of ended processes, and lines without a process up to the next run."""
 
     def is_kept(each: Sighting) -> bool:
         return (each.host, each.pid, "") not in dropped if each.pid else not _is_within(each.evidence, lines)

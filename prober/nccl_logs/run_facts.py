@@ -1,4 +1,4 @@
-"""The network, devices and shape of a run, derived from the facts of its logs. Unknown stays None, never off."""
+"""The network, devices and shape of a run, derived from the facts of its logs. None is not known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEVICE_WITH_NUMBER = re.compile(r"[A-Za-z]\w*\d")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The record of a run. `direct_hosts` have channels by GPUDirect, `plain_hosts` processes that lack it."""
+    """The shape of a run. `direct_hosts` have channels with GPUDirect RDMA, `plain_hosts` processes that lack it."""
 
     network: str | None
     interfaces: tuple[str, ...]
@@ -33,17 +33,17 @@ class RunFacts:
     hosts: tuple[str, ...]
     direct_hosts: tuple[str, ...]
     plain_hosts: tuple[str, ...]
-    leaves_hosts: bool  # by a channel over a network, or a communicator of several hosts
-    uses_network: bool | None  # for channels; None where all that are seen are inside, and no line counts the hosts
+    leaves_hosts: bool  # it has a channel over a network, or a communicator of several hosts
+    uses_network: bool | None  # for channels; None if all known ones are inside a host and no line counts the hosts
 
     @property
     def is_one_host(self) -> bool:
-        """True if the log says that all ranks of all communicators are on one host."""
+        """True if the log shows that all ranks of all communicators are on one host."""
         return self.num_nodes == 1 and not self.leaves_hosts
 
 
 def run_facts(facts: LogFacts) -> RunFacts:
-    """Derive the record of a run from the facts of its logs."""
+    """Derive the shape of a run from the facts of its logs."""
     network = _network(facts)
     names = host_names(facts)
     direct = {names[key] for key, process in facts.processes.items() if process.direct}
@@ -61,7 +61,7 @@ def run_facts(facts: LogFacts) -> RunFacts:
         gdr=_gdr(facts, network, direct, plain),
         num_ranks=largest.num_ranks if largest else int(ring.values["ranks"]) if ring else None,
         num_nodes=_num_nodes(facts, names),
-        versions=tuple(sorted(facts.versions, key=version_numbers)),
+        versions=tuple(sorted(facts.versions, key=lambda version: [int(part) for part in version.split(".")])),
         hosts=tuple(sorted(hosts)),
         direct_hosts=tuple(sorted(direct)),
         plain_hosts=tuple(sorted(plain)),
@@ -70,13 +70,8 @@ def run_facts(facts: LogFacts) -> RunFacts:
     )
 
 
-def version_numbers(version: str) -> list[int]:
-    """Return the numbers of a version, which compare as versions do."""
-    return [int(part) for part in version.split(".")]
-
-
 def host_names(facts: LogFacts) -> dict[ProcessKey, str]:
-    """Return the host of each process. Hosts of one name are told apart by the addresses of their bootstrap."""
+    """Return the host of each process. Hosts with the same name are distinguished by their bootstrap addresses."""
     addresses: dict[str, set[str]] = {}
     for process in facts.processes.values():
         addresses.setdefault(process.host, set()).update({process.address} - {""})
@@ -88,7 +83,7 @@ def host_names(facts: LogFacts) -> dict[ProcessKey, str]:
 
 
 def network_of(process: NcclProcess) -> str | None:
-    """Return the network of one process, by the module it chose; None where no line says it."""
+    """Return the network of one process by the module it chose, or None if no line names it."""
     channels = Counter(module for module, _ in (*process.direct, *process.plain))
     module = list(process.networks)[-1] if process.networks else next(iter(channels), None)
     if module is None:
@@ -106,7 +101,7 @@ def _link(process: NcclProcess) -> str | None:
 
 
 def _network(facts: LogFacts) -> str | None:
-    """Return the network of most processes; else as devices, errors and missing ones imply."""
+    """Return the network of most processes, or else the network that devices, errors and missing devices imply."""
     chosen = Counter(filter(None, map(network_of, facts.processes.values())))
     links = Counter(device.link for process in facts.processes.values() for device in process.devices)
     if chosen:
@@ -129,7 +124,7 @@ def _network(facts: LogFacts) -> str | None:
 
 
 def _is_ethernet(facts: LogFacts) -> bool:
-    """Return True if an error names a GID, which NCCL writes for Ethernet alone, or a device is named roce."""
+    """Return True if an error has a GID, which NCCL prints only for Ethernet, or a device is named roce."""
     if any(name.startswith("roce") for process in facts.processes.values() for name in process.gdr_of_hcas):
         return True
     errors = (*facts.signs.get("completion", ()), *facts.signs.get("modify-qp", ()))
@@ -147,9 +142,10 @@ def _implied(facts: LogFacts) -> str | None:
 
 
 def plain_processes(facts: LogFacts, names: dict[ProcessKey, str]) -> list[ProcessKey]:
-    """Return processes with channels that go by GPUDirect on a sound host, and do not.
+    """Return processes with channels that lack GPUDirect RDMA and would have it on a sound host.
 
-    A process that sends without it is none where others of its host only receive by it: GPUs without NVLink do so.
+    A process that only sends without it is excused if others of its host only receive with it, as GPUs without NVLink
+    do.
     """
     direct = {names[key] for key, process in facts.processes.items() if process.direct}
     sending = {names[key] for key, process in facts.processes.items() if process.sends_direct}
@@ -159,7 +155,7 @@ def plain_processes(facts: LogFacts, names: dict[ProcessKey, str]) -> list[Proce
 
 
 def _gdr(facts: LogFacts, network: str | None, direct: set[str], plain: set[str]) -> bool | None:
-    """Return True if every process with channels has those by GPUDirect that its host could have."""
+    """Return True if no process with channels lacks GPUDirect RDMA, or None if that is not known."""
     if network and network.startswith("plugin:GPUDirectTCPX") and not direct:
         return None  # its channels never say GDRDMA
     if direct or plain:
@@ -201,7 +197,7 @@ def _hcas(facts: LogFacts) -> Iterator[str]:
 
 
 def _num_nodes(facts: LogFacts, names: dict[tuple[str, str, str], str]) -> int | None:
-    """Return NCCL's count, else the hosts of its ranks where all of them are in the log."""
+    """Return NCCL's count, or else the number of hosts if all ranks are in the log."""
     largest = facts.largest
     if largest and largest.num_nodes is not None:
         return largest.num_nodes

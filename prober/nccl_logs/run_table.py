@@ -1,4 +1,4 @@
-"""Hosts and communicators of a run as rows of a table, from what the logs have."""
+"""Hosts and communicators of a run as rows of a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prober.nccl_logs.run_facts import host_names, network_of, plain_processes
 
 
 class LoggedHost(NamedTuple):
-    """A host as its processes in the logs describe it. `gdr` is None where no channel to other hosts is seen."""
+    """A host as its processes in the logs describe it. `gdr` is None without a channel to other hosts."""
 
     host: str
     processes: int
@@ -22,7 +22,7 @@ class LoggedHost(NamedTuple):
 
 
 class LoggedCommunicator(NamedTuple):
-    """A communicator: ranks, hosts as NCCL counts them, ranks in the logs, and whether it was made."""
+    """A communicator. `nodes` is NCCL's count of hosts, and `completed` is True if the communicator was made."""
 
     ranks: int
     nodes: int | None
@@ -32,7 +32,7 @@ class LoggedCommunicator(NamedTuple):
 
 
 def host_rows(facts: LogFacts) -> tuple[LoggedHost, ...]:
-    """Return a row for each host; processes without a host's name share one row without a name."""
+    """Return a row for each host. Processes without a host's name share one row."""
     hosts: dict[str, list[NcclProcess]] = {}
     names = host_names(facts)
     lacking = {names[key] for key in plain_processes(facts, names)}

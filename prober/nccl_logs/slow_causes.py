@@ -1,4 +1,4 @@
-"""Causes that make a run slow: TCP where RDMA could be, GPUDirect off, NICs not used; and remarks on choices."""
+"""Causes that make a run slow, such as TCP in place of RDMA, no GPUDirect or unused NICs, and remarks on choices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from prober.nccl_logs.failure_causes import differing_settings, is_local
 from prober.nccl_logs.log_facts import AMBIGUOUS, LogFacts, NcclProcess
 from prober.nccl_logs.run_facts import RDMA, RunFacts, evidence_of_network, host_names, network_of, plain_processes
 
-_SPARK_DEVICE = re.compile(r"roce(p1|P2p1)s0f\d$")  # of DGX Spark, whose GPU has no GPUDirect RDMA
+_SPARK_DEVICE = re.compile(r"roce(p1|P2p1)s0f\d$")  # of DGX Spark, which has no GPUDirect RDMA
 _SOFT_DEVICE = re.compile(r"(rxe|siw)")
-_MIN_CLOUD_INTERFACES = 4  # of plain TCP on one host, each of a network of its own: NICs of GPUs
+_MIN_CLOUD_INTERFACES = 4  # with TCP on one host, each in its own network: these are NICs of GPUs
 _MIN_EFA_NICS = 5  # with fewer, the machine type may have no GPUDirect RDMA
-_GPU_DIRECT = re.compile(r"plugin:(?!FastSocket$)")  # modules by which GPUs are reached
+_GPU_DIRECT = re.compile(r"plugin:(?!FastSocket$)")  # modules with GPUDirect RDMA
 _MIN_RANKS_OF_NICS = 4
-_MIN_RANKS_OF_ONE_NIC = 8  # hosts of as many GPUs have more than one NIC
+_MIN_RANKS_OF_ONE_NIC = 8  # hosts with this many GPUs have more than one NIC
 # Source: AWS, "Maximize network bandwidth with multiple network cards".
 _EFA_NICS = {"p4d.24xlarge": 4, "p4de.24xlarge": 4, "p5.48xlarge": 32, "p5e.48xlarge": 32, "p5en.48xlarge": 16}
 _EFA_NICS |= {"p6-b200.48xlarge": 8, "p6-b300.48xlarge": 16}
@@ -30,7 +30,7 @@ _CLOUD_PLUGINS = re.compile(r"(AWS|Libfabric|ofi|FasTrak|gIB|GPUDirectTCPX|FastS
 
 
 def slow_causes(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
-    """Yield what makes the run slow, the most costly first."""
+    """Yield causes that make the run slow, the most costly first."""
     if run.is_one_host:
         return
     yield from itertools.islice(_over_tcp(facts, run), 1)  # the others follow from the first
@@ -74,7 +74,7 @@ def _over_tcp(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
 
 
 def _suggests_rdma(facts: LogFacts) -> bool:
-    """Return True if a line suggests that hosts have RDMA: a variable, a device, a plugin or IPoIB."""
+    """Return True if a variable, a device, a plugin or IPoIB suggests that hosts have RDMA."""
     processes = facts.processes.values()
     names = (name for each in processes for name in (*each.interfaces, *each.out_of_band, *each.sockets))
     variables = (name for each in processes for name in each.settings)
@@ -88,7 +88,7 @@ def _suggests_rdma(facts: LogFacts) -> bool:
 
 
 def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | None:
-    """Return the finding if a cloud's plugin was named and not loaded, or the host shows that it may have one."""
+    """Return a finding if a cloud's plugin was named and not loaded, or if the host looks like one that needs it."""
     missing = facts.line("no-plugin")
     if unusable := facts.line("plugin-unusable"):
         return causes.CLOUD_PLUGIN_MISSING.finding(unusable, detail="; this one is too old for this NCCL")
@@ -112,14 +112,14 @@ def _cloud_sign(facts: LogFacts, sockets: list[NcclProcess]) -> LogFinding | Non
 
 
 def _is_of_ec2(process: NcclProcess) -> bool:
-    """Return True if a host is named as EC2 names hosts: by its own address, or in EC2's domains."""
+    """Return True if the host has a name of EC2: its own address, or one in EC2's domains."""
     name, _, domain = process.host.partition(".")
     own = process.address != "" and name == f"ip-{process.address.replace('.', '-')}"
     return own or domain == "ec2.internal" or domain.endswith(".compute.internal")
 
 
 def _data_networks(process: NcclProcess) -> int:
-    """Return the number of networks of a process that uses sockets; 0 with IPoIB."""
+    """Return the number of networks of a process that uses sockets, or 0 with IPoIB."""
     networks = set()
     for name, address in process.sockets.items():
         if name.startswith("ib"):
@@ -183,7 +183,7 @@ def _without_gpu_direct(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
 
 
 def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
-    """Yield a host with several devices if its ranks use only one, or if NCCL_IB_HCA allows only one."""
+    """Yield a host with several devices whose ranks use only one, or to which NCCL_IB_HCA leaves only one."""
     hosts: dict[str, list[NcclProcess]] = {}
     for process in facts.processes.values():
         hosts.setdefault(process.host, []).append(process)
@@ -192,7 +192,7 @@ def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
         channels = [channel for each in members for channel in (*each.direct.items(), *each.plain.items())]
         used = {device: line for (_, device), line in channels}
         ports = {device for process in members for device in process.devices}
-        links = {port.link for port in ports if port.device in used}  # NICs of another kind are of storage
+        links = {port.link for port in ports if port.device in used}  # NICs of another kind are for storage
         offered = {port.device for port in ports if port.link in links}
         line = next((each.devices_line for each in members if each.devices_line), None)
         numbers = functools.reduce(operator.or_, (each.channels for each in members))
@@ -201,6 +201,7 @@ def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
             finding = causes.ONE_NIC.finding(line, *used.values(), detail=f": {len(offered)} are offered")
             carrying = sum(bool(each.direct or each.plain) for each in members)
             if carrying > 1 or run.gdr is False:
+                # A single rank on its host uses the NIC nearest to its GPU.
                 yield finding if carrying > 1 else _as_remark(finding)
                 return
         setting = next((each.settings["NCCL_IB_HCA"] for each in members if "NCCL_IB_HCA" in each.settings), None)
@@ -216,7 +217,7 @@ def _one_nic(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:
 
 
 def _only_device(value: str) -> str | None:
-    """Return the one device that NCCL_IB_HCA names whole; None if it excludes, is a list, or a prefix without number.
+    """Return the single device that NCCL_IB_HCA names, or None for exclusions, lists and prefixes without a number.
 
     The form is `[^][=]NAME[:PORT[:RAIL[:PLANE]]],...`. Source: NCCL's guide, and src/misc/utils.cc.
     """
@@ -225,12 +226,12 @@ def _only_device(value: str) -> str | None:
 
 
 def _as_remark(finding: LogFinding) -> LogFinding:
-    """Return the finding as a remark, not a verdict: a rank alone on its host uses the NIC nearest to its GPU."""
+    """Return the finding as a remark, which is never the verdict."""
     return replace(finding, is_remark=True)
 
 
 def _crossed_rails(facts: LogFacts) -> Iterator[LogFinding]:
-    """Yield a finding if most channels leave a host by another NIC than they enter by."""
+    """Yield a finding if most channels leave a host by another NIC than the one they enter by."""
     both = [ends for ends in facts.pairs.values() if ends.sent_by is not None and ends.received_by is not None]
     both = [ends for ends in both if AMBIGUOUS not in (ends.sent_by, ends.received_by)]
     apart = [ends for ends in both if ends.sent_by != ends.received_by]
@@ -249,7 +250,7 @@ def _crossed_rails(facts: LogFacts) -> Iterator[LogFinding]:
         of_hosts = f": {unequal} of {len(whole)} channels of a host"
         detail = f": {len(apart)} of {len(both)} connections" if proven else of_hosts
         finding = causes.RAILS_CROSSED.finding(setting.evidence if setting else None, facts.pair_line, detail=detail)
-        yield finding if wanted else _as_remark(finding)  # NCCL crosses by itself where it takes NICs for one switch's
+        yield finding if wanted else _as_remark(finding)  # NCCL crosses rails itself if it assumes a shared switch
 
 
 def remarks(facts: LogFacts, run: RunFacts) -> Iterator[LogFinding]:

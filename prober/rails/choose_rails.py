@@ -1,7 +1,7 @@
-"""The rails of a host: which of its RDMA ports carry the job, by what number, and why the others do not. Pure.
+"""The choice of the rails among a host's RDMA ports, their numbers, and the reasons against other ports.
 
 A port does not show if it serves GPUs, storage or the front end. Its network, its nearness to the GPUs, its rate and
-the default route decide. `rails:` of hosts.yaml overrides all that.
+the default route decide. `rails:` of hosts.yaml overrides them all.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ NOT_STATED = "not among `rails:` of hosts.yaml"
 IN_VAIN = f"{STATED}, but "
 WITH_PLUGIN = "EFA, which NCCL reaches by its plugin"
 SLOWER_THAN_EFA = "EFA adapters of this host carry more"
-# PCI device ids of BlueField, BlueField-2 and BlueField-3 as hca_type spells them. Source: pci.ids, vendor 15b3.
+# PCI device ids of BlueField, BlueField-2 and BlueField-3 in the form of hca_type. Source: pci.ids, vendor 15b3.
 BLUEFIELD_TYPES = ("MT41680", "MT41682", "MT41686", "MT41692")
 
 Reasons = dict[str, str]
-"""Why a port is no rail, by `Nic.hca`."""
+"""The reason why a port is no rail, by `Nic.hca`."""
 
 
 def rails_of(host: Host) -> tuple[Nic, ...]:
-    """Return the rails in order of their numbers. Chooses them first if the host has no choice yet."""
+    """Return the rails in order of their numbers. Choose them first if the host has no choice yet."""
     chosen = host if any(nic.rail_why for nic in host.nics) else with_rails(host)
     numbers = {nic.hca: nic.rail for nic in chosen.nics if nic.rail is not None}
     return tuple(sorted((nic for nic in host.nics if nic.hca in numbers), key=lambda nic: numbers[nic.hca]))
@@ -43,7 +43,7 @@ def is_stated(nic: Nic) -> bool | None:
 
 
 def with_rails(host: Host, stated: Sequence[str] | None = None) -> Host:
-    """The host with every port said to be a rail or not, and every GPU's rail. `stated`: the patterns of `rails:`."""
+    """Return the host with its rails, the reason for every port, and the rail of every GPU. `stated` is `rails:`."""
     job = host.for_job()
     nearness = nearness_of(job)
     rails, why, reasons = _stated(job, stated) if stated else _chosen(job, nearness)
@@ -62,10 +62,10 @@ def with_rails(host: Host, stated: Sequence[str] | None = None) -> Host:
 
 
 def undecided_ports(host: Host) -> tuple[Nic, ...]:
-    """The rails and the ports that might as well be, in the order of the host; () where facts or hosts.yaml decide.
+    """Return the rails and equally good ports, in the order of the host, or () if facts or hosts.yaml decide.
 
-    Either another group has as many ports, as fast and as near. Or each port has its own subnet, and the ports do not
-    match the GPUs in number: they may be rails, or one rail and storage.
+    Either another group has as many ports, as fast and as near. Or each port has its own subnet and there is not one
+    for each GPU: they may be rails, or one rail and storage.
     """
     host = host.for_job()
     rails = rails_of(host)
@@ -79,8 +79,8 @@ def undecided_ports(host: Host) -> tuple[Nic, ...]:
     return tuple(nic for nic in host.nics if (alike or guessed) and (nic in rails or nic in alike))
 
 
-def ports_not_told(host: Host) -> tuple[Nic, ...]:
-    """Ports that may be rails by all known facts, if they outnumber the rails; () if hosts.yaml decides."""
+def undetermined_ports(host: Host) -> tuple[Nic, ...]:
+    """Return the ports that may be rails by all known facts, if they outnumber the rails and hosts.yaml names none."""
     rails = rails_of(host)
     may_be = [nic for nic in host.nics if nic.usable_by_nccl_ib is None and nic.kind in (*RAIL_KINDS, "unknown")]
     decided = bool(rails) and rails[0].rail_why == STATED
@@ -88,7 +88,7 @@ def ports_not_told(host: Host) -> tuple[Nic, ...]:
 
 
 def _stated(host: Host, stated: Sequence[str]) -> tuple[list[Nic], str, Reasons]:
-    """The ports that hosts.yaml names and NCCL may take, all of one kind: that with most bandwidth."""
+    """Return the usable ports that hosts.yaml names, of the one kind with the most bandwidth."""
     kinds_of_rails = (*RAIL_KINDS, "EFA", "unknown")  # a user who names a port knows its kind
     named = [nic for nic in host.nics if nic.kind in kinds_of_rails and named_by(stated, nic.device, nic.port)]
     usable = [nic for nic in named if nic.usable_by_nccl_ib is not False or nic in efa_rails(host)]
@@ -122,13 +122,13 @@ def _chosen(host: Host, nearness: Nearness) -> tuple[list[Nic], str, Reasons]:
 
 
 def _carries_no_less(adapters: Sequence[Nic], group: PortGroup) -> bool:
-    """True also where a rate is not known: a machine with EFA adapters has them for its jobs."""
+    """Return True if the adapters carry as much as the group, or a rate is not known: they are meant for jobs."""
     rates = [nic.rate_gbps for nic in adapters]
     return None in rates or sum(rate or 0 for rate in rates) >= group.total_gbps
 
 
 def _candidates(host: Host, nearness: Nearness, reasons: Reasons) -> list[Nic]:
-    """Return the ports that NCCL takes, without front-end ports; adds the reason for each of these to `reasons`."""
+    """Return the ports that NCCL uses, without front-end ports. Add the reason for each of these to `reasons`."""
     found = [nic for nic in host.nics if nic.usable_by_nccl_ib and nic.kind in RAIL_KINDS]
     for leave_out in (_fast_paths, _front_end, _beside_connectx):
         out = leave_out(host, found, nearness)
@@ -143,7 +143,7 @@ def _fast_paths(host: Host, candidates: Sequence[Nic], _: Nearness) -> Reasons:
 
 
 def _front_end(host: Host, candidates: Sequence[Nic], _: Nearness) -> Reasons:
-    """RoCE ports that carry the default route, unless nothing else is left that has somewhere to go."""
+    """Return the RoCE ports that carry the default route, unless no other port leads anywhere."""
     carriers = default_route_netdevs(host)
     out = {
         nic.hca: f"the default route goes over its netdev {nic.netdev}: front end"
@@ -156,7 +156,7 @@ def _front_end(host: Host, candidates: Sequence[Nic], _: Nearness) -> Reasons:
 
 
 def _beside_connectx(host: Host, candidates: Sequence[Nic], nearness: Nearness) -> Reasons:
-    """Return BlueField host ports of a host with ConnectX ports, unless nearer to the GPUs or one for each GPU."""
+    """Return the BlueField ports of a host with ConnectX ports, unless they are nearer to or one for each GPU."""
     ours = [nic for nic in candidates if nic.hca_type in BLUEFIELD_TYPES]
     others = [nic for nic in candidates if nic.hca_type not in BLUEFIELD_TYPES]
     if not ours or not others or not all(nic.hca_type for nic in others):
@@ -173,23 +173,23 @@ def _classes(nics: Iterable[Nic], nearness: Nearness) -> list[int]:
 
 
 def _why(host: Host, rails: Sequence[Nic], group: PortGroup, others: bool) -> str:
-    """Why these ports are the rails, in the same words for all of them."""
+    """Return the reason for these rails, in the same words for all of them."""
     first = rails[0]
     rate = f" of {first.rate_gbps:g} Gbit/s" if first.rate_gbps else ""
     if len(rails) == 1:
-        said = f"the only {first.kind} port{rate}" if not others else f"an {first.kind} port{rate}"
-        said = said.replace("an RoCE", "a RoCE")
+        reason = f"the only {first.kind} port{rate}" if not others else f"an {first.kind} port{rate}"
+        reason = reason.replace("an RoCE", "a RoCE")
     else:
-        said = f"one of {len(rails)} {first.kind} ports{rate} alike"
+        reason = f"one of {len(rails)} {first.kind} ports{rate} alike"
     if len(rails) > 1 and len(group.fabrics) == len(rails):
-        said += ", each in a subnet of its own"
+        reason += ", each in a subnet of its own"
     elif len(group.fabrics) == 1 and (place := _place(fabric_of_port(host, first), first.kind)):
-        said += f", {place}"
-    return said + (", beside the GPUs" if group.distance == BESIDE else "")
+        reason += f", {place}"
+    return reason + (", beside the GPUs" if group.distance == BESIDE else "")
 
 
 def _place(fabric: tuple[object, ...], kind: str) -> str:
-    """Return the network that a port leads to, in words; empty where not known."""
+    """Return the network of a port in words, or "" if it is not known."""
     if kind != "InfiniBand":
         return f"in {', '.join(map(str, fabric))}" if fabric != (None,) else ""
     return f"below SM lid {fabric[1]}" if fabric[1] else ""
@@ -205,7 +205,8 @@ def _why_not(host: Host, group: PortGroup, nic: Nic, best: PortGroup) -> str:
         return f"{_rate(nic)}; the {what} {have} {best.rate_gbps:g} Gbit/s"
     fabric = fabric_of_port(host, nic)
     if group.distance is not None and best.distance is not None and group.distance > best.distance:
-        return f"farther from the GPUs than the {what}" + _after_comma(_place(fabric, nic.kind))
+        place = _place(fabric, nic.kind)
+        return f"farther from the GPUs than the {what}" + (f", {place}" if place else "")
     if not group.fabrics & best.fabrics:
         if fabric == (None,):
             return f"its netdev has no address, those of the {what} have"
@@ -213,10 +214,6 @@ def _why_not(host: Host, group: PortGroup, nic: Nic, best: PortGroup) -> str:
             return f"{_place(fabric, nic.kind) or 'in another subnet or partition'}, where the {what} {have} another"
         return f"{_place(fabric, nic.kind)}, another network than the {what}"
     return f"another card model than the {what}"
-
-
-def _after_comma(text: str) -> str:
-    return f", {text}" if text else ""
 
 
 def _rate(nic: Nic) -> str:
@@ -240,9 +237,9 @@ def _in_order(rails: Iterable[Nic], nearness: Nearness) -> list[Nic]:
 def _with_nearest_rails(
     gpus: Sequence[Gpu], rails: Sequence[Nic], numbers: Mapping[str, int], nearness: Nearness
 ) -> tuple[Gpu, ...]:
-    """Return the GPUs, each with the rail nearest to it; several GPUs at the same rails take turns.
+    """Return the GPUs, each with its nearest rail. Several GPUs at the same rails take turns.
 
-    If no path is known, by number where there are as many rails as GPUs.
+    If no path is known, GPUs have the rails of their numbers, provided there are as many rails as GPUs.
     """
     known = any(nearness.get(nic.device) for nic in rails)
     if not known:
@@ -259,7 +256,7 @@ def _with_nearest_rails(
 
 
 def _beside(gpu: Gpu, rails: Iterable[Nic], numbers: Mapping[str, int], nearness: Nearness) -> tuple[int, ...]:
-    """Numbers of the rails nearest to the GPU, where those are at PIX or PXB."""
+    """Return the numbers of the rails nearest to the GPU, if they are at PIX or PXB."""
     paths = {numbers[nic.hca]: nearness.get(nic.device, {}).get(gpu.index, "SYS") for nic in rails}
     best = min(paths.values(), key=path_rank, default="SYS")
     return tuple(sorted(n for n, path in paths.items() if path == best)) if path_class(best) == BESIDE else ()

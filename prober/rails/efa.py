@@ -1,4 +1,4 @@
-"""AWS's EFA adapters as rails: NCCL only reaches them through aws-ofi-nccl, so without it they are no rails."""
+"""AWS's EFA adapters as rails, which NCCL reaches only through aws-ofi-nccl."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from holmes_core.records.inventory import Host, OfiPlugin
 
 
 def efa_plugin(host: Host) -> OfiPlugin | None:
-    """Return the plugin that NCCL has to load, or None if there is none or it is not known."""
+    """Return the plugin that NCCL loads, or None if there is none or it is not known."""
     return next(iter(host.ofi_plugins or ()), None)
 
 
 def efa_rails(host: Host) -> tuple[Nic, ...]:
-    """The adapters that the plugin will find: not known to be down, and not missing where libfabric lists others."""
+    """Return the adapters that the plugin will find: not known to be down, and in libfabric's list if that is known."""
     if efa_plugin(host) is None:
         return ()
     listed = {domain.device for domain in host.libfabric or () if domain.provider == "efa"}

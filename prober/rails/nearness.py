@@ -1,4 +1,4 @@
-"""The nearness of RDMA devices to the GPUs: from the PCI tree, or from `topo -m`."""
+"""The nearness of RDMA devices to GPUs, from the PCI tree or from `topo -m`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _CLASS: Mapping[str, int] = {"LOC": 0, "PIX": 0, "PXB": 0, "PHB": 1, "NODE": 2, 
 BESIDE, FAR = 0, 2  # classes of a path: on one PCI switch; across the host's root or its sockets
 
 Nearness = Mapping[str, Mapping[int, str]]
-"""Path of each RDMA device to each GPU, by device name and GPU index, without unknown ones."""
+"""The path from each RDMA device to each GPU, by device name and GPU index, without unknown paths."""
 
 
 def path_class(path: str) -> int:
-    """0 of PIX and PXB, 1 of PHB, 2 of NODE and SYS."""
+    """Return 0 for PIX and PXB, 1 for PHB, and 2 for NODE and SYS."""
     return _CLASS.get(path, FAR)
 
 
 def path_rank(path: str) -> int:
-    """Small of near paths: to sort by."""
+    """Return a sort key that is smaller for nearer paths."""
     return _PATHS.index(path) if path in _PATHS else len(_PATHS)
 
 
 def nearness_of(host: Host) -> Nearness:
-    """The path between every RDMA device and every GPU of the host."""
+    """Return the path between every RDMA device and every GPU of the host."""
     found = _by_pci(host)
     return found if any(found.values()) else _by_nearest(host)
 
@@ -48,7 +48,7 @@ def _by_pci(host: Host) -> Nearness:
 
 
 def _by_nearest(host: Host) -> Nearness:
-    """Return the paths of the nearest devices. A device that no GPU is nearest to counts as far."""
+    """Return the paths of the nearest devices. A device that is not nearest to any GPU counts as far."""
     listed = {name for gpu in host.gpus for name in gpu.nearest_nics}
     devices = {nic.device for nic in host.nics if nic.kind != "Ethernet"}
     if not listed & devices:

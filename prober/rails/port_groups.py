@@ -1,4 +1,4 @@
-"""RDMA ports in groups that are alike: same kind, fabric and rate; and groups that together are one set of rails."""
+"""RDMA ports in groups of one kind, fabric and rate, joined if they form one set of rails."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from holmes_core.records.inventory import Host
 from prober.rails.nearness import BESIDE, Nearness, path_class
 from prober.rails.port_networks import netdevs_of, networks_of
 
-FAR_MUST_CARRY = 4  # times as much as nearer ports, for ports far from the GPUs to be the rails
-PKEY_MEMBERSHIP = 0x8000  # the bit of a P_Key that says full member; the rest is the partition
+FAR_MUST_CARRY = 4  # times the bandwidth of nearer ports, for ports far from the GPUs to be the rails
+PKEY_MEMBERSHIP = 0x8000  # the bit of a P_Key for full membership; the rest is the partition
 
 Fabric = tuple[object, ...]
-"""The key of a port's subnet: prefix, SM lid and partitions, or its IP networks. None: not known."""
+"""The key of a port's subnet: prefix, SM lid and partitions, or its IP networks. None is not known."""
 
 
 @dataclass(frozen=True)
 class PortGroup:
-    """Ports of one kind and rate that all lead to the same place, or each to a different one."""
+    """Ports of one kind and rate that all lead to the same network, or each to a different one."""
 
     ports: tuple[Nic, ...]
     fabrics: frozenset[Fabric]
-    distance: int | None  # class of the longest way a GPU has to the nearest of the ports; None where not known
+    distance: int | None  # class of the longest path from a GPU to its nearest port; None is not known
 
     @property
     def kind(self) -> str:
@@ -33,7 +33,7 @@ class PortGroup:
 
     @property
     def rate_gbps(self) -> float:
-        """The rate of each port, 0 where not known."""
+        """The rate of each port, or 0 if it is not known."""
         return self.ports[0].rate_gbps or 0.0
 
     @property
@@ -43,7 +43,7 @@ class PortGroup:
 
 
 def port_groups(host: Host, ports: Iterable[Nic], nearness: Nearness) -> list[PortGroup]:
-    """The groups of `ports`, joined if they form one set of rails."""
+    """Return the groups of `ports`, joined if they form one set of rails."""
     apart: dict[tuple[object, ...], list[Nic]] = {}
     for port in ports:
         apart.setdefault((port.kind, port.rate_gbps, fabric_of_port(host, port)), []).append(port)
@@ -69,10 +69,10 @@ def fabric_of_port(host: Host, port: Nic) -> Fabric:
 
 
 def _one_set(similar: Sequence[list[Nic]]) -> Iterable[list[Nic]]:
-    """Join groups of equal size where each is a rail's subnet, and not a separate fabric.
+    """Join groups of equal size if each is the subnet of one rail and not a separate fabric.
 
-    One port a subnet is what rails look like. Several InfiniBand ports a subnet are fabrics of their own. On Ethernet,
-    equal numbers of ports in several networks are rails, as storage and front end have fewer.
+    Rails have one port per subnet. Several InfiniBand ports per subnet are separate fabrics. On Ethernet, equal numbers
+    of ports in several networks are rails, because storage and front end have fewer.
     """
     by_count: dict[int, list[list[Nic]]] = {}
     for members in similar:
@@ -85,22 +85,22 @@ def _one_set(similar: Sequence[list[Nic]]) -> Iterable[list[Nic]]:
 
 
 def distance(host: Host, ports: Collection[Nic], nearness: Nearness, of_ports: bool = False) -> int | None:
-    """Class of the longest way that a GPU has to the nearest of `ports`; with `of_ports`, that a port has to its GPU.
+    """Return the class of the longest path from a GPU to its nearest port, or with `of_ports` from a port to its GPU.
 
-    None where a port's or GPU's ways are not known.
+    Return None if the paths of a port are not known.
     """
-    ways: Mapping[str, Mapping[int, str]] = {port.device: nearness.get(port.device, {}) for port in ports}
-    if not host.gpus or not all(ways.values()):
+    paths_of: Mapping[str, Mapping[int, str]] = {port.device: nearness.get(port.device, {}) for port in ports}
+    if not host.gpus or not all(paths_of.values()):
         return None
     if of_ports:
-        return max(min(path_class(path) for path in paths.values()) for paths in ways.values())
-    return max(min(path_class(paths.get(gpu.index, "SYS")) for paths in ways.values()) for gpu in host.gpus)
+        return max(min(path_class(path) for path in paths.values()) for paths in paths_of.values())
+    return max(min(path_class(paths.get(gpu.index, "SYS")) for paths in paths_of.values()) for gpu in host.gpus)
 
 
 def best_group(groups: Sequence[PortGroup]) -> PortGroup:
-    """The rails among the groups: the nearest to the GPUs, then that of most bandwidth; at least one group.
+    """Return the rails among one or more groups: the nearest to the GPUs, then the group with the most bandwidth.
 
-    A group that carries a small part of what a farther one does is no rail, however near: it is the front end.
+    A near group with a small part of the bandwidth of a farther one is the front end.
     """
     most = max(group.total_gbps for group in groups)
     weighty = [group for group in groups if group.total_gbps * FAR_MUST_CARRY >= most]
@@ -109,20 +109,20 @@ def best_group(groups: Sequence[PortGroup]) -> PortGroup:
 
 
 def ties(groups: Sequence[PortGroup], best: PortGroup) -> list[PortGroup]:
-    """Groups with the rails' kind, rate, number and distance: choosing among them would be chance."""
+    """Return groups with the kind, rate, number and distance of the rails, between which no fact decides."""
     mark = (best.kind, best.distance, best.rate_gbps, len(best.ports))
     return [g for g in groups if g is not best and (g.kind, g.distance, g.rate_gbps, len(g.ports)) == mark]
 
 
 def _by_weight(group: PortGroup) -> tuple[object, ...]:
-    """Sort key: most bandwidth, most ports, then kind and known networks; names only break ties."""
+    """Return a sort key: most bandwidth, most ports, then kind and known networks. Names only break ties."""
     addressed = sum(fabric != (None,) for fabric in group.fabrics)
     first = min((port.pci_address or "~", port.device, port.port) for port in group.ports)
     return -group.total_gbps, -len(group.ports), group.kind != "InfiniBand", -addressed, first
 
 
 def near_part(host: Host, group: PortGroup, nearness: Nearness) -> tuple[Nic, ...]:
-    """Return the ports on a GPU's PCI switch, if they are at least as many as GPUs and each GPU has one; else all."""
+    """Return the ports on the PCI switch of a GPU if each GPU has one and they are as many as GPUs, or else all."""
     beside = [
         port for port in group.ports if BESIDE in {path_class(path) for path in nearness.get(port.device, {}).values()}
     ]

@@ -1,4 +1,4 @@
-"""The netdevs that carry an RDMA port's addresses, the networks those are in, and who carries the default route."""
+"""The netdevs with an RDMA port's addresses, their networks, and the netdevs of the default route."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-MAX_PARSED = 65536  # texts of addresses and networks kept parsed: a fleet's are read again for every rule
+MAX_PARSED = 65536  # addresses and networks kept parsed, because every rule reads them for the whole fleet
 
 
 def netdevs_of(host: Host, nic: Nic) -> tuple[Netdev, ...]:
-    """The netdevs that speak for the port, that of NCCL's GID first.
+    """Return the netdevs of a port, with that of NCCL's GID first.
 
-    Its GID table names them, VLANs and macvlans too. Where they have no address, those made on the port's netdev count.
+    The GID table names them, including VLANs and macvlans. If none has an address, those on the port's netdev count.
     """
     chosen = [entry.netdev for entry in nic.gids if entry.index == nic.gid_choice]
     names = dict.fromkeys([*chosen, nic.netdev, *(entry.netdev for entry in nic.gids)])
@@ -29,12 +29,12 @@ def netdevs_of(host: Host, nic: Nic) -> tuple[Netdev, ...]:
 
 
 def has_address(netdev: Netdev) -> bool:
-    """It has an IPv4 address, or an IPv6 one that is not link-local."""
+    """Return True for an IPv4 address or an IPv6 address that is not link-local."""
     return bool(interfaces_of([netdev]))
 
 
 def interfaces_of(netdevs: Iterable[Netdev]) -> frozenset[str]:
-    """Their addresses with prefix length, IPv4 and IPv6, without the link-local ones that every port has."""
+    """Return the IPv4 and IPv6 addresses with prefix length, without link-local ones, which every port has."""
     found: set[str] = set()
     for netdev in netdevs:
         found.update(netdev.addresses)
@@ -49,18 +49,18 @@ def _is_link_local(interface: str) -> bool:
 
 @lru_cache(maxsize=MAX_PARSED)
 def parsed(network: str) -> Network:
-    """The network of a prefix such as `10.2.0.0/16`."""
+    """Return the network of a prefix such as `10.2.0.0/16`."""
     return ipaddress.ip_network(network)
 
 
 @lru_cache(maxsize=MAX_PARSED)
 def network_of(interface: str) -> str:
-    """`10.2.0.0/16` of `10.2.0.1/16`."""
+    """Return `10.2.0.0/16` for `10.2.0.1/16`."""
     return str(ipaddress.ip_interface(interface).network)
 
 
 def networks_of(netdevs: Iterable[Netdev]) -> frozenset[str]:
-    """The networks of their addresses."""
+    """Return the networks of the netdevs' addresses."""
     return frozenset(network_of(text) for text in interfaces_of(netdevs))
 
 
@@ -68,10 +68,10 @@ _SYNTHETIC_DRIVERS = (None, "hv_netvsc", "virtio_net")
 
 
 def is_fast_path(host: Host, nic: Nic) -> bool:
-    """Return True for a virtual machine's accelerated function: its netdev is below a paravirtual one with the address.
+    """Return True for the accelerated function of a virtual machine, below a paravirtual netdev with the address.
 
-    Azure's carry no RoCE to other machines. Source: Linux, Documentation/networking/device_drivers/ethernet/microsoft/
-    netvsc.rst; azure-rdma udev rules (mlx5_an0); boards of Microsoft's front end are called MSF.
+    On Azure it carries no RoCE to other machines. Source: Linux, Documentation/networking/device_drivers/ethernet/
+    microsoft/netvsc.rst; azure-rdma udev rules (mlx5_an0); boards of Microsoft's front end are called MSF.
     """
     if nic.kind != "RoCE":
         return False
@@ -85,7 +85,7 @@ def is_fast_path(host: Host, nic: Nic) -> bool:
 
 
 def default_route_netdevs(host: Host) -> frozenset[str]:
-    """The netdev of the default route, and all below it: members of its bond or bridge, what its VLAN is made on."""
+    """Return the netdev of the default route and all netdevs below it, such as bond members and a VLAN's parent."""
     below: dict[str, set[str]] = {}
     for netdev in host.netdevs:
         below.setdefault(netdev.name, set()).update(slave.name for slave in netdev.bond_slaves or ())

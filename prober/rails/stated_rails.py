@@ -1,4 +1,4 @@
-"""Findings on the `rails:` that hosts.yaml states of a host. Pure."""
+"""Findings on `rails:` of hosts.yaml."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ TEXTS = (SOME_STATED, NONE_STATED, STATED_IN_VAIN)
 
 
 def stated_rail_findings(host: Host, stated: Sequence[str] | None) -> Iterable[Finding]:
-    """Yield a finding for each pattern that names no port, and each named port that cannot be a rail.
+    """Yield a finding on each pattern that names no port, and on each named port that cannot be a rail.
 
-    It refuses launch where no rail is left, though the host has RDMA ports: hosts.yaml is about others then. A port
-    without a link, on a host with rails, is reported as a lost rail by NIC-PORT-DOWN and NIC-NO-SM.
+    It refuses launch if a host with RDMA ports has no rail left, because hosts.yaml then describes other ports. On a
+    host with rails, NIC-PORT-DOWN and NIC-NO-SM report a port without a link.
     """
     ports = [nic for nic in host.nics if nic.kind != "Ethernet"]
     some = any(nic.rail is not None for nic in ports)

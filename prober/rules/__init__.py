@@ -1,1 +1,1 @@
-"""The audit's rules, one file a subject. A rule is a pure check of facts with its id, severity, effect and remedy."""
+"""The audit's rules, one file per subject. A rule is a check of facts with its id, severity, effect and remedy."""

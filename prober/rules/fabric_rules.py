@@ -1,4 +1,4 @@
-"""Fabrics other than InfiniBand and RoCE, and accelerators of other makers: what they are, and what NCCL does there."""
+"""Rules on fabrics other than InfiniBand and RoCE, and on accelerators of other vendors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holmes_core.records.inventory import Host
 from prober.rails.efa import efa_plugin, efa_rails
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
+from prober.rules.rule import Evidence, PeerRule, Rule, differing
 
 SPEEDS = "`speeds_gbps` in hosts.yaml"
 
@@ -25,12 +25,6 @@ def _efa_rate_not_known(host: Host) -> Evidence:
     unknown = [nic.device for nic in efa_rails(host) if not nic.rate_gbps]
     if unknown:
         yield f"no rate of {_listed(unknown)} is known"
-
-
-def _erdma(host: Host) -> Evidence:
-    for nic in host.nics:
-        if nic.device.startswith("erdma") or nic.driver == "erdma":
-            yield f"{nic.hca} is Alibaba Cloud's eRDMA"
 
 
 def _slingshot(host: Host) -> Evidence:
@@ -62,12 +56,9 @@ def _several_cliques(host: Host) -> Evidence:
         yield "; ".join(f"GPU {gpu.index}: {gpu.nvlink_cluster or 'none'} {gpu.nvlink_clique}" for gpu in host.gpus)
 
 
-def _plugins_differ(peers: Sequence[Host]) -> PeerEvidence:
-    versions: dict[str, object] = {}
-    for host in peers:
-        plugin = efa_plugin(host)
-        versions[host.name] = None if plugin is None else plugin.version or "built from its sources"
-    yield from differing(versions, "aws-ofi-nccl")
+def _plugin_version(host: Host) -> str | None:
+    plugin = efa_plugin(host)
+    return None if plugin is None else plugin.version or "built from its sources"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -100,7 +91,11 @@ HOST_RULES = (
         "NCCL's verbs transport takes it as RoCE, from NCCL 2.19 on",
         "nothing; its rate is that of the instance type, not of a cable",
         "Alibaba Cloud, PAI user guide: eRDMA, use high-performance networks for distributed training",
-        _erdma,
+        lambda host: (
+            f"{nic.hca} is Alibaba Cloud's eRDMA"
+            for nic in host.nics
+            if nic.device.startswith("erdma") or nic.driver == "erdma"
+        ),
     ),
     Rule(
         "NIC-SLINGSHOT",
@@ -148,7 +143,7 @@ PEER_RULES = (
         "different versions may be incompatible; hosts with another name for the plugin's network are another cluster",
         "one version of aws-ofi-nccl and libfabric on all hosts",
         "aws/aws-ofi-nccl, RELEASENOTES",
-        "job",
-        _plugins_differ,
+        lambda hosts: differing(hosts, "aws-ofi-nccl", _plugin_version),
+        scope="job",
     ),
 )

@@ -1,4 +1,4 @@
-"""Faults of GPUs: memory errors, what the driver reported, and infoROM."""
+"""Rules on faults of GPUs: memory errors, Xids of the driver, and the infoROM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holmes_core.records.inventory import Host
 from prober.rule_text import EvidenceLine
 from prober.rules.rule import Evidence, Rule
 
-# What NVIDIA's catalogue answers with RESET_GPU or RESTART_BM, and 48 and 74, which it says need a reset or reboot.
+# Xids for which NVIDIA's catalogue says RESET_GPU or RESTART_BM, and 48 and 74, which need a reset or reboot.
 FATAL_XIDS = frozenset((46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158))
 NVLINK5_XIDS = range(144, 151)  # the line itself says Fatal or Nonfatal
 RECOVERY_XID = 154
@@ -26,12 +26,6 @@ def _ecc(host: Host) -> Evidence:
             )
 
 
-def _remap_failed(host: Host) -> Evidence:
-    for gpu in host.gpus:
-        if gpu.row_remap_failure:
-            yield f"GPU {gpu.index}: row remapping failed"
-
-
 def _remap_pending(host: Host) -> Evidence:
     for gpu in host.gpus:
         if gpu.row_remap_pending and not gpu.row_remap_failure:
@@ -41,7 +35,7 @@ def _remap_pending(host: Host) -> Evidence:
 
 @dataclass(frozen=True)
 class _Xid:
-    """A line of the driver: on which GPU (its PCI address there), the number, the whole line."""
+    """A line of the driver, with the PCI address of the GPU as printed there and the number of the Xid."""
 
     gpu: str
     number: int | None
@@ -49,7 +43,7 @@ class _Xid:
 
     @property
     def is_fatal(self) -> bool:
-        """It leaves the GPU unfit for use until it is reset."""
+        """True if the GPU is unusable until it is reset."""
         if self.number in NVLINK5_XIDS:
             return re.search(r"\bFatal\b", self.line) is not None
         return self.number in FATAL_XIDS
@@ -63,7 +57,7 @@ def _xids(host: Host) -> Iterable[_Xid]:
 
 
 def _actions(host: Host) -> Mapping[str, str]:
-    """The last recovery action that the driver itself named for a GPU, by its PCI address."""
+    """Return the last recovery action that the driver itself named for each GPU, by PCI address."""
     actions = {}
     for xid in _xids(host):
         match = re.search(r"changed from \S+ \([^)]*\) to \S+ \(([^)]*)\)", xid.line)
@@ -73,7 +67,7 @@ def _actions(host: Host) -> Mapping[str, str]:
 
 
 def _fatal_xid(host: Host) -> Evidence:
-    """The driver's own word goes first: where it asks for nothing any more, the GPU was reset."""
+    """Yield fatal Xids. The driver's own last action counts first: None means that the GPU was reset."""
     actions = _actions(host)
     for xid, seen in _counted(xid for xid in _xids(host) if _refuses(xid, actions)):
         reset = f"end what runs there and `nvidia-smi -r -i {xid.gpu.removeprefix('PCI:')}.0`"
@@ -94,7 +88,7 @@ def _xid(host: Host) -> Evidence:
 
 
 def _counted(xids: Iterable[_Xid]) -> Iterable[tuple[_Xid, str]]:
-    """The last of each number on each GPU, and its line with how many there were."""
+    """Yield the last Xid of each number on each GPU, and its line with the number of such lines."""
     groups: dict[tuple[str, int | None], list[_Xid]] = {}
     for xid in xids:
         groups.setdefault((xid.gpu, xid.number), []).append(xid)
@@ -102,13 +96,6 @@ def _counted(xids: Iterable[_Xid]) -> Iterable[tuple[_Xid, str]]:
         yield group[-1], group[-1].line + (f" ({len(group)} such lines)" if len(group) > 1 else "")
 
 
-def _inforom(host: Host) -> Evidence:
-    for line in host.warnings:
-        if "inforom" in line.lower():
-            yield line
-
-
-_RESET = "end what runs there and `nvidia-smi -r -i GPU`; drain the host if it returns"
 _BY_ACTION = {
     "Drain P2P": "end the jobs that use its peers, then start them again; no reset is asked for",
     "Node Reboot Required": "reboot the host",
@@ -132,7 +119,7 @@ HOST_RULES = (
         "memory errors return and cannot be repaired",
         "drain the host; NVIDIA's field diagnostic decides on replacing the GPU",
         "NVIDIA GPU memory error management (row remapping, RMA policy); NVIDIA Xid catalogue (64)",
-        _remap_failed,
+        lambda host: (f"GPU {gpu.index}: row remapping failed" for gpu in host.gpus if gpu.row_remap_failure),
     ),
     Rule(
         "GPU-ROW-REMAP",
@@ -148,7 +135,7 @@ HOST_RULES = (
         "F",
         "the kernel log since boot has an Xid that needs a reset, or Xid 154 names an action",
         "the GPU is unusable until then",
-        _RESET,
+        "end what runs there and `nvidia-smi -r -i GPU`; drain the host if it returns",
         _CATALOGUE,
         _fatal_xid,
     ),
@@ -168,6 +155,6 @@ HOST_RULES = (
         "counters and remapped rows that are kept there may be lost",
         "reset the GPU or reboot and ask again; if it stays, run NVIDIA's field diagnostic, which decides on an RMA",
         "NVIDIA GPU debug guidelines; nvidia-smi exit code 14",
-        _inforom,
+        lambda host: (line for line in host.warnings if "inforom" in line.lower()),
     ),
 )

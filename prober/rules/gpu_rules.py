@@ -1,4 +1,4 @@
-"""GPUs: whether they are there, all of them, set up for one process each, and free."""
+"""Rules on GPUs: all are there, each accepts a process, and none is in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holmes_core.records.inventory import Host
 from holmes_core.units import format_memory
 from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.kernel_log_rules import init_cause
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing, distinct, together
 
 BAD_THROTTLES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 LOST_GPU = "Unable to determine the device handle"
@@ -68,12 +68,12 @@ def _missing_gpus(host: Host) -> str | None:
 
 
 def is_given_a_part(host: Host) -> bool:
-    """Return True in a container or a Slurm job: it sees its own GPUs only, while /sys shows the machine's."""
+    """Return True in a container or a Slurm job, which sees only its own GPUs while /sys shows the machine's."""
     return host.container not in (None, "none") or host.slurm_job_id is not None
 
 
 def _gpu_lost(host: Host) -> Evidence:
-    """nvidia-smi says so; or there are more device files than GPUs, as one was made for each the driver has taken."""
+    """Yield evidence from nvidia-smi, or more device files than GPUs: the driver makes one for each that it takes."""
     if (failure := host.nvidia_smi_failure) and LOST_GPU in failure:
         yield f"nvidia-smi: {failure}"
         return
@@ -94,12 +94,6 @@ def _gpu_given(host: Host) -> Evidence:
     if seen and is_given_a_part(host):
         where = f"Slurm job {host.slurm_job_id}" if host.slurm_job_id else f"container ({host.container})"
         yield f"{seen}: the probe ran in a {where}"
-
-
-def _driver_mismatch(host: Host) -> Evidence:
-    failure = host.nvidia_smi_failure or ""
-    if any(text in failure for text in _VERSIONS_DIFFER):
-        yield f"nvidia-smi: {failure}"
 
 
 def _mig(host: Host) -> Evidence:
@@ -125,12 +119,6 @@ def _throttle(host: Host) -> Evidence:
             yield f"GPU {gpu.index}: {', '.join(bad)}"
 
 
-def _persistence_off(host: Host) -> Evidence:
-    off = [str(gpu.index) for gpu in host.gpus if gpu.persistence_mode is False]
-    if off:
-        yield f"GPU {', '.join(off)}"
-
-
 def _busy(host: Host) -> Evidence:
     for process in host.gpu_processes or ():
         gpu = "a GPU" if process.gpu is None else f"GPU {process.gpu}"
@@ -139,26 +127,15 @@ def _busy(host: Host) -> Evidence:
 
 
 def _imex_off(host: Host) -> Evidence:
-    trays = [gpu for gpu in host.gpus if re.search(r"\bGB\d{3}\b", gpu.name or "")]
-    if trays and host.imex not in (None, "active"):
+    is_tray = any(re.search(r"\bGB\d{3}\b", gpu.name or "") for gpu in host.gpus)
+    if is_tray and host.imex not in (None, "active"):
         yield f"nvidia-imex is {host.imex}"
 
 
-def _drivers_differ(hosts: Sequence[Host]) -> PeerEvidence:
-    versions: dict[str, object] = {host.name: host.gpu_driver_version for host in hosts}
-    yield from differing(versions, "GPU driver")
-
-
 def _fewer_gpus(peers: Sequence[Host]) -> PeerEvidence:
-    """Hosts that were given a part of a machine have the GPUs they were given."""
+    """Compare whole machines only, because a part of a machine has the GPUs that it was given."""
     whole = [host for host in peers if not is_given_a_part(host) and host.gpus_stated is None]
-    counts = {host.name: float(len(host.gpus)) if host.gpus else None for host in whole}
-    yield from below(counts, "GPUs", lambda count: f"{count:g}")
-
-
-def _models_differ(peers: Sequence[Host]) -> PeerEvidence:
-    models = {host.name: ", ".join(sorted({gpu.name for gpu in host.gpus if gpu.name})) or None for host in peers}
-    yield from differing(models, "GPU")
+    yield from below(whole, "GPUs", lambda host: len(host.gpus) or None, "{:g}".format)
 
 
 _NOT_STARTED = (
@@ -232,7 +209,11 @@ HOST_RULES = (
         "the driver was updated under a running kernel module: reboot, or stop all its users and "
         "`modprobe -r nvidia_drm nvidia_modeset nvidia_uvm nvidia && modprobe nvidia`; pin the packages",
         "nvidia-smi, exit code 18; anderskm/gputil#55",
-        _driver_mismatch,
+        lambda host: (
+            f"nvidia-smi: {failure}"
+            for failure in [host.nvidia_smi_failure or ""]
+            if any(text in failure for text in _VERSIONS_DIFFER)
+        ),
     ),
     Rule(
         "GPU-MIG-ENABLED",
@@ -268,7 +249,7 @@ HOST_RULES = (
         "slow first use",
         "`systemctl enable --now nvidia-persistenced`, or `nvidia-smi -pm 1` until the next boot",
         "NVIDIA driver persistence documentation",
-        _persistence_off,
+        lambda host: together("GPU {}", (str(gpu.index) for gpu in host.gpus if gpu.persistence_mode is False)),
     ),
     Rule(
         "GPU-BUSY",
@@ -298,8 +279,8 @@ PEER_RULES = (
         "hosts behave differently",
         "one driver version",
         FIELD,
-        "job",
-        _drivers_differ,
+        lambda hosts: differing(hosts, "GPU driver", lambda host: host.gpu_driver_version),
+        scope="job",
     ),
     PeerRule(
         "GPU-COUNT-DIFFERS",
@@ -308,7 +289,6 @@ PEER_RULES = (
         "a GPU disappeared without a trace; the plan uses the remaining ones",
         _LOST,
         "NVIDIA GPU debug guidelines; Azure/azurehpc-health-checks (expected counts by machine)",
-        "cluster",
         _fewer_gpus,
     ),
     PeerRule(
@@ -318,7 +298,6 @@ PEER_RULES = (
         "the plan gives each model its own share of the work",
         "nothing, unless one model was ordered",
         "docs/planning.md of this project",
-        "cluster",
-        _models_differ,
+        lambda hosts: differing(hosts, "GPU", lambda host: distinct(gpu.name or None for gpu in host.gpus)),
     ),
 )

@@ -14,7 +14,7 @@ MANY_CORRECTED = 100  # lines since boot of one device; a sound link has a few i
 _ADDRESS = r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _INIT_FAILED = re.compile(rf"NVRM: (?:GPU ({_ADDRESS}): )?(?:RmInitAdapter|rm_init_adapter) failed", re.IGNORECASE)
 
-# What the driver prints before it gives up a GPU, and what mends it.
+# Messages of the driver before it gives up a GPU, and their remedies.
 _CAUSES: tuple[tuple[str, str], ...] = (
     (
         "onlining",
@@ -43,7 +43,7 @@ def init_cause(host: Host) -> tuple[str, str] | None:
 
 
 def _init_failed(host: Host) -> Evidence:
-    """A GPU that nvidia-smi shows has started since; a host without any is GPU-NONE's."""
+    """Yield GPUs that did not start. Those in nvidia-smi have started since; GPU-NONE reports hosts without any."""
     if host.nvidia_smi_failure and not host.gpus:
         return
     shown = {gpu.pci_address or str(gpu.index) for gpu in host.gpus}
@@ -56,7 +56,7 @@ def _init_failed(host: Host) -> Evidence:
 
 
 def _sxids(host: Host, fatal: bool) -> Evidence:
-    """The last line of each number of each switch, with how many there were."""
+    """Yield the last line of each number of each switch, with the number of such lines."""
     found: dict[tuple[str, str], list[str]] = {}
     for line in host.warnings:
         match = re.search(r"SXid \(([^)]*)\): (\d+), (Non-fatal|Fatal)?", line, re.IGNORECASE)
@@ -76,12 +76,12 @@ def _sxid(host: Host) -> Evidence:
 
 
 def _links_are_well(host: Host) -> bool:
-    """All NVLinks of all GPUs are up, so that the board was reset since."""
+    """Return True if all NVLinks of all GPUs are up, which shows that the board was reset since."""
     return bool(host.gpus) and all(gpu.nvlinks_total and gpu.nvlinks_up == gpu.nvlinks_total for gpu in host.gpus)
 
 
 def _last_of_cards(host: Host, pattern: str) -> Mapping[str, str]:
-    """The last line with the pattern, by the PCI address of its card."""
+    """Return the last line with the pattern for each card, by PCI address."""
     found: dict[str, str] = {}
     for line in host.warnings:
         card = re.search(rf"(?:mlx5|bnxt|ionic)\S* ({_ADDRESS})", line)
@@ -90,23 +90,15 @@ def _last_of_cards(host: Host, pattern: str) -> Mapping[str, str]:
     return found
 
 
-def _slot_power(host: Host) -> Evidence:
-    yield from _last_of_cards(host, "insufficient power").values()
-
-
 def _module(host: Host) -> Evidence:
-    """By the last event of each card: a module may have been changed since its fault."""
+    """Yield cards whose last event is a fault: a module may have been changed after an earlier one."""
     for line in _last_of_cards(host, "[Pp]ort module event").values():
         if re.search(r"event\[error\]|[Ee]rror|[Tt]emperature|exceeded|shorted", line):
             yield line
 
 
-def _card_health(host: Host) -> Evidence:
-    yield from _last_of_cards(host, "health compromised|[Ff]atal error|[Hh]igh temperature on sensors").values()
-
-
 def _aer(host: Host) -> Iterable[tuple[str, str, bool, str]]:
-    """Address and name of the device, True for an error that was not corrected, and the line."""
+    """Yield the address and name of the device, True for an uncorrected error, and the line."""
     names = {nic.pci_address: nic.device for nic in host.nics if nic.pci_address}
     names |= {gpu.pci_address: f"GPU {gpu.index}" for gpu in host.gpus if gpu.pci_address}
     for line in host.warnings:
@@ -175,7 +167,7 @@ HOST_RULES = (
         "use a slot, riser or auxiliary cable that gives the card its 75 W, and look at the slot's power limit in the "
         "BIOS; then power the host off and on",
         f"{_MLX5_EVENTS} (mlx5_pcie_event); leptonai/gpud#348",
-        _slot_power,
+        lambda host: _last_of_cards(host, "insufficient power").values(),
     ),
     Rule(
         "NIC-MODULE-FAULT",
@@ -194,7 +186,7 @@ HOST_RULES = (
         "`devlink health show` says if it recovered; update the firmware, look at its cooling, and drain the host if "
         "it returns",
         "Linux, drivers/net/ethernet/mellanox/mlx5/core/health.c",
-        _card_health,
+        lambda host: _last_of_cards(host, "health compromised|[Ff]atal error|[Hh]igh temperature on sensors").values(),
     ),
     Rule(
         "PCI-AER",

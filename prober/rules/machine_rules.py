@@ -1,4 +1,4 @@
-"""The machine itself: software, limits, clock, names, settings that fight the plan."""
+"""Rules on the machine itself: software, limits, clock, names, and settings that conflict with the plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prober.rules.gpu_rules import is_given_a_part
 from prober.rules.port_rules import active_ports
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing
 
-FEWEST_FILES = 65536
+MIN_FILES = 65536
 NCCL_PINS_BYTES = 64 * 1024**2  # a few channels of NCCL_BUFFSIZE, 4 MiB each; distributions set 64 KiB or 8 MiB
 DOCKER_SHM_BYTES = 64 * 1024**2
 MAX_SKEW_S = 1.0
@@ -32,8 +32,8 @@ def _software_missing(host: Host) -> Evidence:
         return
     access, software = host.access, host.software
     if software.python is None:
-        said = f": {host.python_failure}" if host.python_failure else ""
-        seen = f"{access.python_in_words} does not run{said}"
+        why = f": {host.python_failure}" if host.python_failure else ""
+        seen = f"{access.python_in_words} does not run{why}"
         yield seen if access.activate is None and access.container is None else EvidenceLine(seen, _PREPARED)
     elif software.torch is None:
         yield f"{access.python_in_words} (Python {software.python}) has no torch"
@@ -50,26 +50,29 @@ def _finite_memlock(host: Host) -> Evidence:
 
 
 def _is_limited(host: Host) -> bool:
-    """The limit counts: Holmes starts its Docker containers without one, and the kernel exempts CAP_IPC_LOCK."""
+    """Return True if the limit applies: not in Holmes's Docker containers, nor with CAP_IPC_LOCK."""
     finite = host.memlock_bytes not in (None, UNLIMITED)
     own = host.access.container is not None and host.access.container.engine == "docker"
     return finite and any(active_ports(host)) and not own and not _is_exempt(host)
 
 
 def _is_exempt(host: Host) -> bool:
-    """Source: Linux, drivers/infiniband/core/umem.c. Root has the capability unless a container took it away."""
+    """Return True for a user with CAP_IPC_LOCK, which root has unless a container removed it.
+
+    Source: Linux, drivers/infiniband/core/umem.c.
+    """
     if host.may_lock_memory is not None:
         return host.may_lock_memory
     return host.user_is_root is True and host.container == "none"
 
 
 def _is_bound_by_it(host: Host) -> bool:
-    """It is known that the user is not exempt: others than root never are by default."""
+    """Return True if the user is known not to be exempt. By default, only root is."""
     return host.may_lock_memory is False or host.user_is_root is not True
 
 
 def _few_files(host: Host) -> Evidence:
-    if host.nofile is not None and UNLIMITED < host.nofile < FEWEST_FILES:
+    if host.nofile is not None and UNLIMITED < host.nofile < MIN_FILES:
         yield f"`ulimit -n`: {host.nofile}"
 
 
@@ -110,36 +113,29 @@ def _old_nccl(host: Host) -> Evidence:
 
 
 def _release(version: str | None) -> str | None:
-    """`2.13` of `2.13.0+cu126`."""
+    """Return `2.13` for `2.13.0+cu126`."""
     return ".".join(version.partition("+")[0].split(".")[:2]) if version else None
 
 
-def _torch_differs(hosts: Sequence[Host]) -> PeerEvidence:
-    yield from differing({host.name: _release(host.software.torch) for host in hosts}, "torch")
-
-
 def _builds_differ(hosts: Sequence[Host]) -> PeerEvidence:
-    """Patches and CUDA builds of one release of torch, and Pythons."""
+    """Compare patches and CUDA builds of one release of torch, and Pythons."""
     if len({_release(host.software.torch) for host in hosts if host.software.torch}) == 1:
-        yield from differing({host.name: host.software.torch for host in hosts}, "torch")
-    yield from differing({host.name: host.software.cuda for host in hosts}, "CUDA that torch is built for")
-    yield from differing({host.name: _release(host.software.python) for host in hosts}, "Python")
+        yield from differing(hosts, "torch", lambda host: host.software.torch)
+    yield from differing(hosts, "CUDA that torch is built for", lambda host: host.software.cuda)
+    yield from differing(hosts, "Python", lambda host: _release(host.software.python))
 
 
-def _nccl_told_differs(peers: Sequence[Host]) -> PeerEvidence:
-    """Other variables than those that the plan sets: of those all ranks need the same."""
-    told: dict[str, object] = {}
-    for host in peers:
-        chosen = {each.name: each.value for each in reversed(host.nccl_settings)}
-        kept = [f"{name}={value}" for name, value in sorted(chosen.items()) if name not in _OF_ONE_HOST]
-        told[host.name] = ", ".join(kept) or "none"
-    yield from differing(told, "NCCL variables")
+def _shared_settings(host: Host) -> str:
+    """Return the NCCL variables that all ranks need alike and that the plan does not set."""
+    chosen = {each.name: each.value for each in reversed(host.nccl_settings)}
+    kept = [f"{name}={value}" for name, value in sorted(chosen.items()) if name not in _OF_ONE_HOST]
+    return ", ".join(kept) or "none"
 
 
 def _smaller(peers: Sequence[Host]) -> PeerEvidence:
-    """Fewer CPUs, or less memory by more than the kernel keeps for itself."""
+    """Yield hosts with fewer CPUs, or with less memory by more than the kernel reserves."""
     whole = [host for host in peers if not is_given_a_part(host)]
-    yield from below({host.name: host.cpu_count for host in whole}, "CPUs", lambda count: f"{count:g}")
+    yield from below(whole, "CPUs", lambda host: host.cpu_count, "{:g}".format)
     memory = {host.name: host.memory_bytes for host in whole if host.memory_bytes}
     most = max(memory.values(), default=0)
     low = {name: size for name, size in memory.items() if size < MEMORY_ALIKE * most}
@@ -149,13 +145,7 @@ def _smaller(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _nccl_differs(hosts: Sequence[Host]) -> PeerEvidence:
-    """Only hosts with GPUs take part in NCCL's communicators."""
-    yield from differing({host.name: host.software.nccl for host in hosts if host.gpus}, "NCCL")
-
-
-def _nccl_would_differ(hosts: Sequence[Host]) -> PeerEvidence:
-    if not any(host.gpus for host in hosts):
-        yield from differing({host.name: host.software.nccl for host in hosts}, "NCCL")
+    yield from differing(hosts, "NCCL", lambda host: host.software.nccl)
 
 
 HOST_RULES = (
@@ -260,8 +250,7 @@ PEER_RULES = (
         "ranks that choose different algorithms or transports hang, or all run at the pace of the slowest",
         "set the same NCCL variables on all hosts: see the environment, /etc/nccl.conf and ~/.nccl.conf",
         "NCCL user guide, environment variables (nccl.conf); " + FIELD,
-        "cluster",
-        _nccl_told_differs,
+        lambda hosts: differing(hosts, "NCCL variables", _shared_settings),
     ),
     PeerRule(
         "HOST-SMALLER",
@@ -270,7 +259,6 @@ PEER_RULES = (
         "CPUs or a memory module are missing or switched off; its data loaders and checkpoints are slower",
         "look at the event log of its management controller, at `lscpu` (Hyper-Threading) and `dmidecode -t memory`",
         "lscpu(1), dmidecode(8); " + FIELD,
-        "cluster",
         _smaller,
     ),
     PeerRule(
@@ -280,8 +268,8 @@ PEER_RULES = (
         "ranks of one job may not understand each other's messages",
         "one torch on all hosts",
         FIELD,
-        "job",
-        _torch_differs,
+        lambda hosts: differing(hosts, "torch", lambda host: _release(host.software.torch)),
+        scope="job",
     ),
     PeerRule(
         "HOST-OS-LIB",
@@ -290,8 +278,8 @@ PEER_RULES = (
         "uneven speed, and faults on some hosts only",
         "one Python and torch on all hosts",
         FIELD,
-        "job",
         _builds_differ,
+        scope="job",
     ),
     PeerRule(
         "HOST-NCCL-VERSION",
@@ -300,8 +288,8 @@ PEER_RULES = (
         "NCCL ends with `Mismatched NCCL version detected` when the first group is made",
         "install the same torch (which includes NCCL) on all hosts; look for another libnccl in LD_LIBRARY_PATH",
         "NCCL, src/init.cc (initTransportsRank)",
-        "job",
-        _nccl_differs,
+        lambda hosts: _nccl_differs([host for host in hosts if host.gpus]),
+        scope="job",
     ),
     PeerRule(
         "HOST-NCCL-VERSION",
@@ -310,7 +298,7 @@ PEER_RULES = (
         "with GPUs NCCL would refuse to start",
         "one torch on all hosts",
         "NCCL, src/init.cc (initTransportsRank)",
-        "job",
-        _nccl_would_differ,
+        lambda hosts: () if any(host.gpus for host in hosts) else _nccl_differs(hosts),
+        scope="job",
     ),
 )

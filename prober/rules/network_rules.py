@@ -1,21 +1,22 @@
-"""Networks between clusters, front ends, and the IP networks of rails."""
+"""Rules on networks between clusters, front ends, and the IP networks of rails."""
 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections.abc import Sequence
 
 from holmes_core.records.devices import Netdev
 from holmes_core.records.inventory import Cluster, Finding, Host, Network
 from holmes_core.units import format_rate
-from prober.fabrics.clusters import VIRTUAL_NAMES, fabric_of
 from prober.fabrics.collisions import addresses_given_twice
+from prober.fabrics.fabric import VIRTUAL_NAMES, fabric_of
 from prober.fabrics.own_bridges import is_cut_off, own_bridge_findings
 from prober.fabrics.same_fabric import overlap
 from prober.rails.choose_rails import rails_of
 from prober.rails.port_networks import netdevs_of, parsed
 from prober.rule_text import FIELD, RuleText
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing, named
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below, differing, named, together
 
 NO_SHARED_NETWORK = RuleText(
     "NET-NO-SHARED-SUBNET",
@@ -50,63 +51,49 @@ CONFLICT_ASIDE = RuleText(
     "nothing; renumber one before you route between them",
     "Linux, ip-route(8); " + FIELD,
 )
-POINT_TO_POINT = 30  # bits of an IPv4 prefix that holds a host and its switch port, and no other host
+POINT_TO_POINT = 30  # prefix bits of an IPv4 network of only a host and its switch port
 TEXTS = (NO_SHARED_NETWORK, NAMES_DIFFER, SUBNET_CONFLICT, CONFLICT_ASIDE)
 
 
 def network_findings(hosts: Sequence[Host], clusters: Sequence[Cluster], shared: Network | None) -> list[Finding]:
-    """Findings about what joins the clusters."""
+    """Return findings about the networks that join the clusters."""
     reachable = [host for host in hosts if host.reachable]
     findings = []
     cut_off = any(is_cut_off(host) for host in reachable)
-    known = all(any(netdev.addresses for netdev in host.netdevs) and _routes_known(host) for host in reachable)
-    if shared is None and len(clusters) > 1 and known and not cut_off:
-        findings.append(_no_shared_network(reachable))
-    findings += own_bridge_findings(reachable)
-    if shared is not None:
-        findings += _interface_names_differ(shared)
-    return findings + _subnet_conflicts(clusters, shared) + _covered_by_containers(reachable, shared)
-
-
-def _routes_known(host: Host) -> bool:
-    """A host with an address has a route at least to its own network."""
-    return bool(host.routes) or host.default_route_netdev is not None
-
-
-def _no_shared_network(hosts: Sequence[Host]) -> Finding:
-    names = [host.name for host in hosts]
-    return NO_SHARED_NETWORK.finding(
-        names, "no IPv4 network on which every host has an address, and not every host has a default route"
+    # A host with an address has a route at least to its own network, so without one its routes are not known.
+    known = all(
+        any(netdev.addresses for netdev in host.netdevs) and (host.routes or host.default_route_netdev is not None)
+        for host in reachable
     )
-
-
-def _interface_names_differ(shared: Network) -> list[Finding]:
-    names = sorted({str(port.netdev) for port in shared.ports})
-    if len(names) < 2:
-        return []
-    evidence = f"the interface on {shared.subnet or 'the shared network'} is called {', '.join(names)}"
-    return [NAMES_DIFFER.finding([port.host for port in shared.ports], evidence)]
+    if shared is None and len(clusters) > 1 and known and not cut_off:
+        seen = "no IPv4 network on which every host has an address, and not every host has a default route"
+        findings.append(NO_SHARED_NETWORK.finding([host.name for host in reachable], seen))
+    findings += own_bridge_findings(reachable)
+    names = sorted({str(port.netdev) for port in shared.ports}) if shared is not None else []
+    if shared is not None and len(names) > 1:
+        seen = f"the interface on {shared.subnet or 'the shared network'} is called {', '.join(names)}"
+        findings.append(NAMES_DIFFER.finding([port.host for port in shared.ports], seen))
+    return findings + _subnet_conflicts(clusters, shared) + _covered_by_containers(reachable, shared)
 
 
 def _subnet_conflicts(clusters: Sequence[Cluster], shared: Network | None) -> list[Finding]:
     """Return a finding for two clusters that use one prefix for different wires: routing between them is undefined.
 
-    It does no harm where a separate shared network carries the traffic between them.
+    It does no harm if a separate shared network carries the traffic between them.
     """
     findings = []
-    for position, cluster in enumerate(clusters):
-        for other in clusters[position + 1 :]:
-            subnet = cluster.fabric.subnet
-            if subnet and subnet == other.fabric.subnet and cluster.fabric.kind not in ("EFA", "Ethernet", "loopback"):
-                evidence = f"{cluster.name} and {other.name} both use {subnet}"
-                aside = shared is not None and shared.subnet not in (None, subnet)
-                conflict = CONFLICT_ASIDE if aside else SUBNET_CONFLICT
-                findings.append(conflict.finding((*cluster.hosts, *other.hosts), evidence))
+    for cluster, other in itertools.combinations(clusters, 2):
+        subnet = cluster.fabric.subnet
+        if subnet and subnet == other.fabric.subnet and cluster.fabric.kind not in ("EFA", "Ethernet", "loopback"):
+            evidence = f"{cluster.name} and {other.name} both use {subnet}"
+            aside = shared is not None and shared.subnet not in (None, subnet)
+            conflict = CONFLICT_ASIDE if aside else SUBNET_CONFLICT
+            findings.append(conflict.finding((*cluster.hosts, *other.hosts), evidence))
     return findings
 
 
 def _covered_by_containers(hosts: Sequence[Host], shared: Network | None) -> list[Finding]:
-    """A container bridge whose prefix holds a peer's address swallows the traffic to that peer."""
+    """Return a finding for each container bridge that takes the traffic to a peer, whose address is in its prefix."""
     findings = []
     peers = [(port.host, port.address) for port in shared.ports if port.address] if shared else []
     for host in hosts:
@@ -120,30 +107,24 @@ def _covered_by_containers(hosts: Sequence[Host], shared: Network | None) -> lis
     return findings
 
 
-def _virtual_candidates(host: Host) -> Evidence:
-    names = [n.name for n in host.netdevs if n.addresses and n.name.startswith(VIRTUAL_NAMES)]
-    if names:
-        yield f"{', '.join(names)} have addresses"
-
-
 def _front_end(host: Host) -> Netdev | None:
-    """The netdev of the default route, unless it carries the job: rules about rates tell of that."""
+    """Return the netdev of the default route, unless it carries the job, which rules on rates check."""
     own = next((netdev for netdev in host.netdevs if netdev.name == host.default_route_netdev), None)
     return None if own is None or own == fabric_of(host).netdev else own
 
 
-def _slow_front_end(peers: Sequence[Host]) -> PeerEvidence:
-    ends = {host.name: end for host in peers if (end := _front_end(host)) is not None and end.up}
-    yield from below({name: end.speed_bytes_per_s for name, end in ends.items()}, "front end", format_rate)
+def _front_end_rate(host: Host) -> float | None:
+    end = _front_end(host)
+    return end.speed_bytes_per_s if end is not None and end.up else None
 
 
-def _front_end_mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
-    mtus = {host.name: end.mtu for host in peers if (end := _front_end(host)) is not None}
-    yield from differing(mtus, "MTU of the front end")
+def _front_end_mtu(host: Host) -> int | None:
+    end = _front_end(host)
+    return end.mtu if end is not None else None
 
 
 def _masks(peers: Sequence[Host]) -> PeerEvidence:
-    """Networks of rails that hold one another and are not the same: a mask is wrong somewhere."""
+    """Yield networks of rails that contain one another and are not equal, which shows a wrong mask."""
     owners: dict[str, list[str]] = {}
     for host in peers:
         for network in fabric_of(host).networks:
@@ -151,7 +132,7 @@ def _masks(peers: Sequence[Host]) -> PeerEvidence:
     wide = [network for network in owners if not _is_point_to_point(network)]
     for network in sorted(wide):
         inside = [other for other in sorted(wide) if other != network and overlap(network, other)]
-        narrower = [other for other in inside if _length(other) > _length(network)]
+        narrower = [other for other in inside if parsed(other).prefixlen > parsed(network).prefixlen]
         if narrower:
             shown = "; ".join(f"{each} on {named(owners[each])}" for each in (network, *narrower))
             most = max(len(owners[each]) for each in (network, *narrower))
@@ -165,12 +146,8 @@ def _is_point_to_point(network: str) -> bool:
     return prefix.max_prefixlen - prefix.prefixlen <= 32 - POINT_TO_POINT
 
 
-def _length(network: str) -> int:
-    return parsed(network).prefixlen
-
-
 def _ipoib_differs(peers: Sequence[Host]) -> PeerEvidence:
-    """InfiniBand hosts whose IPoIB networks do not meet: the interface with the address is another one."""
+    """Yield InfiniBand hosts whose IPoIB networks do not meet, because different interfaces have the addresses."""
     of_hosts = {host.name: fabric_of(host).networks for host in peers if fabric_of(host).kind == "InfiniBand"}
     known = {name: networks for name, networks in of_hosts.items() if networks}
     first = next(iter(known.values()), frozenset())
@@ -185,7 +162,7 @@ def _addresses_twice(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _interface_down(host: Host) -> Evidence:
-    """One without an address is meant to carry nothing."""
+    """Yield rails whose netdev is down. A netdev without an address is not meant to carry anything."""
     for rail in rails_of(host):
         for netdev in netdevs_of(host, rail):
             if netdev.up is False and netdev.addresses:
@@ -209,7 +186,9 @@ HOST_RULES = (
         "a loose interface filter would match",
         "nothing with Holmes, which names interfaces exactly; by hand, `NCCL_SOCKET_IFNAME==NAME`",
         "NCCL, src/misc/socket.cc (only docker, lo and virbr are skipped)",
-        _virtual_candidates,
+        lambda host: together(
+            "{} have addresses", (n.name for n in host.netdevs if n.addresses and n.name.startswith(VIRTUAL_NAMES))
+        ),
     ),
 )
 
@@ -221,8 +200,7 @@ PEER_RULES = (
         "traffic between clusters, to storage and to the controller is slower on this host",
         "`ethtool NETDEV`: cable, switch port and autonegotiation",
         "ethtool(8); " + FIELD,
-        "cluster",
-        _slow_front_end,
+        lambda hosts: below(hosts, "front end", _front_end_rate, format_rate),
     ),
     PeerRule(
         "NET-FRONT-END-DIFFERS",
@@ -231,8 +209,7 @@ PEER_RULES = (
         "large packets may be lost if path MTU discovery is filtered: connections hang after they open",
         "set the same MTU on all hosts' netdevs and on the switch",
         "Linux, Documentation/networking/ip-sysctl.rst (ip_no_pmtu_disc)",
-        "cluster",
-        _front_end_mtu_differs,
+        lambda hosts: differing(hosts, "MTU of the front end", _front_end_mtu),
     ),
     PeerRule(
         "NET-MASK-DIFFERS",
@@ -241,7 +218,6 @@ PEER_RULES = (
         "packets to some peers go through a gateway, or nowhere",
         "give all addresses of a network the same mask",
         "Linux, ip-route(8) (the longest prefix wins)",
-        "cluster",
         _masks,
     ),
     PeerRule(
@@ -251,7 +227,6 @@ PEER_RULES = (
         "taken to be one fabric; sockets over IPoIB would not connect",
         "give one interface of each host an address in one network; if it is two fabrics, pin `cluster:` in hosts.yaml",
         "Linux, Documentation/infiniband/ipoib.rst; " + FIELD,
-        "cluster",
         _ipoib_differs,
     ),
     PeerRule(
@@ -261,7 +236,6 @@ PEER_RULES = (
         "packets for one of the two reach the other",
         "correct one of the addresses; `arping -D -I NETDEV ADDRESS` shows if another host answers for it",
         "RFC 5227, IPv4 address conflict detection; iputils, arping(8)",
-        "cluster",
         _addresses_twice,
     ),
 )

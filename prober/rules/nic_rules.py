@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
@@ -10,7 +11,7 @@ from prober.facts.rdma.verbs_library import CANNOT_OPEN, FINDS_NONE, NO_DRIVER, 
 from prober.rails.choose_rails import rails_of, undecided_ports
 from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.port_rules import active_ports
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing, distinct, together
 
 PCI_ENCODING = 128 / 130  # of lanes from 8 GT/s on. Source: PCI Express base specification
 
@@ -24,26 +25,8 @@ def _soft_rdma(host: Host) -> Evidence:
             )
 
 
-def _efa_without_plugin(host: Host) -> Evidence:
-    if () in (host.nccl_net_plugins, host.ofi_plugins) and not host.ofi_plugins:
-        yield from _efa(host)
-
-
-def _efa_plugin_not_known(host: Host) -> Evidence:
-    if host.nccl_net_plugins is None and host.ofi_plugins is None:
-        yield from _efa(host)
-
-
 def _efa(host: Host) -> Evidence:
-    adapters = [nic.hca for nic in host.nics if nic.kind == "EFA"]
-    if adapters:
-        yield f"EFA: {', '.join(adapters)}"
-
-
-def _omni_path(host: Host) -> Evidence:
-    for nic in host.nics:
-        if nic.kind == "Omni-Path":
-            yield f"{nic.hca} is Omni-Path, though tools call it InfiniBand"
+    return together("EFA: {}", (nic.hca for nic in host.nics if nic.kind == "EFA"))
 
 
 def _iwarp(host: Host) -> Evidence:
@@ -54,7 +37,10 @@ def _iwarp(host: Host) -> Evidence:
 
 
 def _roce_mode(nic: Nic) -> str:
-    """The two exclude each other. Source: Linux, Documentation/networking/devlink/ice.rst."""
+    """Return the commands that enable RoCE, which iWARP excludes.
+
+    Source: Linux, Documentation/networking/devlink/ice.rst.
+    """
     device = f"devlink dev param set pci/{nic.pci_address or 'BDF'}"
     return (
         f"`{device} name enable_iwarp value false cmode runtime`, then "
@@ -63,7 +49,7 @@ def _roce_mode(nic: Nic) -> str:
 
 
 def _two_fabrics(host: Host) -> Evidence:
-    """Yield InfiniBand ports alike below different subnet managers, where no fact shows the rails among them."""
+    """Yield similar InfiniBand ports under different subnet managers, if no fact shows which are the rails."""
     fabrics: dict[str, list[str]] = {}
     for nic in undecided_ports(host):
         if nic.kind == "InfiniBand" and nic.sm_lid:
@@ -73,14 +59,8 @@ def _two_fabrics(host: Host) -> Evidence:
         yield "; ".join(f"{key}: {', '.join(ports)}" for key, ports in fabrics.items())
 
 
-def _nvlink_bridge(host: Host) -> Evidence:
-    bridges = [nic.hca for nic in host.nics if nic.nvlink_management]
-    if bridges:
-        yield f"{', '.join(bridges)} manage the NVSwitches of this host's board"
-
-
 def _verbs_library(host: Host) -> Evidence:
-    """One line a reason, with the remedy of its kind."""
+    """Yield a line for each reason, with its remedy."""
     reasons: dict[str, list[str]] = {}
     for nic in host.nics:
         if nic.why.startswith(CANNOT_OPEN):
@@ -91,7 +71,7 @@ def _verbs_library(host: Host) -> Evidence:
 
 
 def _duplicate_faces(host: Host) -> Evidence:
-    """Functions of one card whose slot cannot carry all their ports at once; planes of a wide slot add up."""
+    """Yield functions of one card whose slot cannot carry all their ports at once."""
     cards: dict[str, list[Nic]] = {}
     for nic in active_ports(host):
         if nic.sys_image_guid:
@@ -104,45 +84,19 @@ def _duplicate_faces(host: Host) -> Evidence:
 
 
 def _slot_gbps(ports: Sequence[Nic]) -> float | None:
-    """Gbit/s of the slots of a card, each counted once; None where one is not known."""
+    """Return the Gbit/s of a card's slots, each counted once, or None if one is not known."""
     slots = {(nic.pci_address or nic.device).rpartition(".")[0]: nic.pci for nic in ports}
     rates = [(link.speed_gts or 0) * (link.width or 0) for link in slots.values()]
     return sum(rates) * PCI_ENCODING if all(rates) else None
 
 
-def _bond_one_qp(host: Host) -> Evidence:
-    for nic in active_ports(host):
-        if nic.bond:
-            yield f"{nic.hca} is a bond: one queue pair uses one of its members"
-
-
-def _bond_degraded(host: Host) -> Evidence:
-    for netdev in host.netdevs:
-        for slave in netdev.bond_slaves or ():
-            if slave.mii_status not in (None, "up"):
-                yield f"{netdev.name}: member {slave.name} is {slave.mii_status}"
-
-
-def _without_netdev(host: Host) -> Iterable[Nic]:
-    """RoCE ports of another network namespace."""
-    for nic in active_ports(host):
-        listed_by_rdma = nic.node_type is not None or host.sources == ("rdma",)
-        if nic.kind == "RoCE" and nic.netdev is None and not nic.gids and listed_by_rdma:
-            yield nic
-
-
-def _none_of_its_own(host: Host) -> Evidence:
-    yield from () if rails_of(host) else _foreign(host)
-
-
-def _beside_its_own(host: Host) -> Evidence:
-    yield from _foreign(host) if rails_of(host) else ()
-
-
 def _foreign(host: Host) -> Evidence:
-    foreign = [nic.hca for nic in _without_netdev(host) if nic not in rails_of(host)]
-    if foreign:
-        yield f"{', '.join(foreign)}: Ethernet ports without a netdev here"
+    """Yield the RoCE ports of another network namespace, which are no rails."""
+    ports = [nic for nic in active_ports(host) if nic.node_type is not None or host.sources == ("rdma",)]
+    foreign = [nic for nic in ports if nic.kind == "RoCE" and nic.netdev is None and not nic.gids]
+    return together(
+        "{}: Ethernet ports without a netdev here", (nic.hca for nic in foreign if nic not in rails_of(host))
+    )
 
 
 def _no_uverbs(host: Host) -> Evidence:
@@ -150,34 +104,19 @@ def _no_uverbs(host: Host) -> Evidence:
         yield f"{host.uverbs or 0} /dev/infiniband/uverbs* there, none can be opened"
 
 
-def _ipoib_bootstrap(host: Host) -> Evidence:
-    names = [netdev.name for netdev in host.netdevs if netdev.name.startswith("ib") and netdev.addresses]
-    if names:
-        yield f"{', '.join(names)} have addresses"
-
-
 def _firmware_differs(peers: Sequence[Host]) -> PeerEvidence:
     families = {nic.board_id or nic.hca_type for host in peers for nic in host.nics} - {None}
     for family in sorted(str(family) for family in families):
-        versions: dict[str, object] = {}
-        for host in peers:
-            found = {nic.firmware for nic in host.nics if (nic.board_id or nic.hca_type) == family and nic.firmware}
-            versions[host.name] = ", ".join(sorted(found)) or None
-        yield from differing(versions, f"firmware of {family}")
+        yield from differing(peers, f"firmware of {family}", functools.partial(_firmware, family))
+
+
+def _firmware(family: str, host: Host) -> str | None:
+    return distinct(nic.firmware or None for nic in host.nics if (nic.board_id or nic.hca_type) == family)
 
 
 def _drivers_differ(peers: Sequence[Host]) -> PeerEvidence:
-    asked = {host.name: host.software.ofed or ("none" if host.python_asked else None) for host in peers}
-    yield from differing(asked, "OFED")
-    yield from differing({host.name: host.kernel for host in peers}, "kernel")
-
-
-def _sets_differ(peers: Sequence[Host]) -> PeerEvidence:
-    lists: dict[str, object] = {}
-    for host in peers:
-        usable = [nic.hca for nic in host.nics if nic.usable_by_nccl_ib]
-        lists[host.name] = ", ".join(usable) or None
-    yield from differing(lists, "usable ports")
+    yield from differing(peers, "OFED", lambda host: host.software.ofed or ("none" if host.python_asked else None))
+    yield from differing(peers, "kernel", lambda host: host.kernel)
 
 
 _MATCHING_DRIVER = (
@@ -211,7 +150,9 @@ HOST_RULES = (
         "nothing with Holmes, which leaves them out; by hand, name the real rails in NCCL_IB_HCA, or leave these out "
         "with `^=`",
         "NVIDIA fabric manager user guide (NVLSM); aws/sagemaker-hyperpod-cli PR 282; siderolabs/extensions#893",
-        _nvlink_bridge,
+        lambda host: together(
+            "{} manage the NVSwitches of this host's board", (nic.hca for nic in host.nics if nic.nvlink_management)
+        ),
     ),
     Rule(
         "NIC-VERBS-LIBRARY",
@@ -230,7 +171,7 @@ HOST_RULES = (
         "install aws-ofi-nccl (Amazon's EFA installer brings it), so that libnccl-net.so is on the library path; "
         "`fi_info -p efa` must list the adapters",
         "aws/aws-ofi-nccl, README; linux-rdma/rdma-core PR 884",
-        _efa_without_plugin,
+        lambda host: _efa(host) if () in (host.nccl_net_plugins, host.ofi_plugins) and not host.ofi_plugins else (),
     ),
     Rule(
         "NIC-EFA-NEEDS-PLUGIN",
@@ -239,7 +180,7 @@ HOST_RULES = (
         "without aws-ofi-nccl NCCL uses TCP sockets, at a fraction of the rate",
         "`fi_info -p efa` must list the adapters, and NCCL_DEBUG=INFO name the plugin",
         "aws/aws-ofi-nccl, README",
-        _efa_plugin_not_known,
+        lambda host: _efa(host) if host.nccl_net_plugins is None and host.ofi_plugins is None else (),
     ),
     Rule(
         "NIC-OMNIPATH",
@@ -248,7 +189,9 @@ HOST_RULES = (
         "NCCL takes it by its link layer; it is slow that way, without GPUDirect RDMA",
         "use libfabric's OPX provider by way of aws-ofi-nccl, or sockets over its IPoIB",
         "prometheus/node_exporter#2023; libfabric, fi_opx(7); " + FIELD,
-        _omni_path,
+        lambda host: (
+            f"{nic.hca} is Omni-Path, though tools call it InfiniBand" for nic in host.nics if nic.kind == "Omni-Path"
+        ),
     ),
     Rule(
         "NIC-IWARP",
@@ -285,7 +228,9 @@ HOST_RULES = (
         "nothing with Holmes, which sets NCCL_IB_QPS_PER_CONNECTION=2 on all hosts of the cluster; where all-reduce "
         "stays at half the bond's rate, a larger one in `launch.environment` of job.yaml",
         "NVIDIA/nccl#1015 and PR 2150",
-        _bond_one_qp,
+        lambda host: (
+            f"{nic.hca} is a bond: one queue pair uses one of its members" for nic in active_ports(host) if nic.bond
+        ),
     ),
     Rule(
         "NIC-BOND-DEGRADED",
@@ -294,7 +239,12 @@ HOST_RULES = (
         "the bond does not reach its rate",
         "repair the member's link: cable, optic, switch port",
         "Linux, Documentation/networking/bonding.rst (MII Status)",
-        _bond_degraded,
+        lambda host: (
+            f"{netdev.name}: member {slave.name} is {slave.mii_status}"
+            for netdev in host.netdevs
+            for slave in netdev.bond_slaves or ()
+            if slave.mii_status not in (None, "up")
+        ),
     ),
     Rule(
         "NIC-NO-NETDEV-IN-NS",
@@ -303,7 +253,7 @@ HOST_RULES = (
         "they belong to another network namespace; Holmes leaves them out, and the job goes over sockets",
         "give the container netdevs of its own RDMA devices, or the host's network (`--network host`)",
         "Linux, rdma-system(8); google/dranet",
-        _none_of_its_own,
+        lambda host: () if rails_of(host) else _foreign(host),
     ),
     Rule(
         "NIC-NO-NETDEV-IN-NS",
@@ -312,7 +262,7 @@ HOST_RULES = (
         "they belong to another network namespace, and Holmes leaves them out",
         "nothing; by hand, name the container's own devices in NCCL_IB_HCA",
         "Linux, rdma-system(8); google/dranet",
-        _beside_its_own,
+        lambda host: _foreign(host) if rails_of(host) else (),
     ),
     Rule(
         "NIC-NO-UVERBS",
@@ -331,7 +281,9 @@ HOST_RULES = (
         "NCCL's bootstrap prefers names beginning with ib, which other clusters may not reach",
         "nothing with Holmes, which sets NCCL_SOCKET_IFNAME to the shared network; by hand, set it too",
         "NCCL, src/misc/socket.cc; NCCL user guide, environment variables (NCCL_SOCKET_IFNAME)",
-        _ipoib_bootstrap,
+        lambda host: together(
+            "{} have addresses", (n.name for n in host.netdevs if n.name.startswith("ib") and n.addresses)
+        ),
     ),
 )
 
@@ -343,7 +295,6 @@ PEER_RULES = (
         "uneven speed, rare hangs",
         "update to one version (`mlxfwmanager`, or the vendor's tool)",
         "scitix/sichek, HCA firmware check; " + FIELD,
-        "cluster",
         _firmware_differs,
     ),
     PeerRule(
@@ -353,7 +304,6 @@ PEER_RULES = (
         "hosts behave differently",
         "align OFED and kernel",
         "scitix/sichek; " + FIELD,
-        "cluster",
         _drivers_differ,
     ),
     PeerRule(
@@ -364,7 +314,8 @@ PEER_RULES = (
         "nothing with Holmes, which writes a list for each host; by hand, a list for each host too; "
         "`rails:` in hosts.yaml keeps their number equal",
         "NVIDIA/nccl#1277 and #2428",
-        "cluster",
-        _sets_differ,
+        lambda hosts: differing(
+            hosts, "usable ports", lambda host: ", ".join(n.hca for n in host.nics if n.usable_by_nccl_ib) or None
+        ),
     ),
 )

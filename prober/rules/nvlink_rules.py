@@ -1,4 +1,4 @@
-"""NVLinks of GPUs and the fabric of their NVSwitches: up, complete, and as on the host's peers."""
+"""Rules on the NVLinks of GPUs and the fabric of their NVSwitches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ BOARD_GPUS = 8  # of an HGX board: a virtual machine with all of them has the sw
 
 
 def _nvlinks_below_sisters(host: Host) -> Evidence:
-    """GPUs of one model in one host have equally many NVLinks; one that has fewer up has lost some.
-
-    A card without any has no bridge, though others of the host have.
-    """
+    """Yield GPUs with fewer NVLinks up than others of their model in the host. A card without any has no bridge."""
     by_model: dict[str | None, list[Gpu]] = defaultdict(list)
     for gpu in host.gpus:
         by_model[gpu.name].append(gpu)
@@ -35,21 +32,13 @@ def _nvlinks_below_sisters(host: Host) -> Evidence:
 
 
 def is_on_board(gpu: Gpu) -> bool:
-    """By its name, the GPU is part of a board that is wired by NVLink, and no card."""
+    """Return True if the name shows a GPU on a board that is wired by NVLink, rather than a card."""
     name = gpu.name or ""
     return bool(_SXM_NAME.search(name)) and not _LONE_NAME.search(name)
 
 
-def _without_nvlink_peers(host: Host) -> Evidence:
-    yield from (seen for gpu, seen in _apart_in_topo(host) if gpu.name is not None and is_on_board(gpu))
-
-
-def _unnamed_without_nvlink_peers(host: Host) -> Evidence:
-    yield from (seen for gpu, seen in _apart_in_topo(host) if gpu.name is None)
-
-
 def _apart_in_topo(host: Host) -> Iterable[tuple[Gpu, EvidenceLine]]:
-    """By `topo -m`, where the links themselves were not asked: bridges join two cards, boards at least four GPUs."""
+    """Yield GPUs without NVLink in `topo -m`, if links are not known: bridges join two cards, boards four GPUs."""
     most = max((gpu.nvlink_peers or 0 for gpu in host.gpus), default=0)
     for gpu in host.gpus:
         if gpu.nvlinks_up is None and gpu.nvlink_peers == 0 and most >= BOARD_PEERS:
@@ -58,7 +47,7 @@ def _apart_in_topo(host: Host) -> Iterable[tuple[Gpu, EvidenceLine]]:
 
 
 def _nvlinks_all_below(host: Host) -> Iterable[Gpu]:
-    """GPUs with inactive NVLinks where no GPU of the host has more, and cards without a link."""
+    """Yield GPUs with inactive NVLinks if no GPU of the host has more up, and cards without a link."""
     most = max((gpu.nvlinks_up or 0 for gpu in host.gpus), default=0)
     for gpu in host.gpus:
         below = gpu.nvlinks_total is not None and (gpu.nvlinks_up or 0) < gpu.nvlinks_total
@@ -67,12 +56,14 @@ def _nvlinks_all_below(host: Host) -> Iterable[Gpu]:
 
 
 def _nvlinks_inactive_on_board(host: Host) -> Evidence:
-    """Boards that are wired by NVLink have all of them up; a virtual machine may have been given half a board."""
+    """Yield GPUs of whole boards with inactive NVLinks. A virtual machine may have only half a board."""
     if _has_part_of_board(host):
         return
     dark = _without_any_link(host)
     if 1 < len(dark) == len([gpu for gpu in host.gpus if is_on_board(gpu)]):
-        yield EvidenceLine(f"GPU {_numbers(dark)}: all NVLinks inactive", _wake_fabric(dark[0]))
+        remedy = f"`nvidia-smi -q` shows the state of `Fabric`; {_fabric_remedy(dark[0])}; then drain the host"
+        numbers = ", ".join(str(gpu.index) for gpu in dark)
+        yield EvidenceLine(f"GPU {numbers}: all NVLinks inactive", remedy)
         return
     for gpu in _nvlinks_all_below(host):
         if is_on_board(gpu):
@@ -80,20 +71,12 @@ def _nvlinks_inactive_on_board(host: Host) -> Evidence:
 
 
 def _without_any_link(host: Host) -> list[Gpu]:
-    """GPUs of a board that have NVLinks, none of them up; nvidia-smi may give no number of links then."""
+    """Return the GPUs of a board without any NVLink up. nvidia-smi may not print the number of links then."""
     return [gpu for gpu in host.gpus if is_on_board(gpu) and gpu.nvlinks_up == 0 and gpu.nvlinks_total != 0]
 
 
 def _has_part_of_board(host: Host) -> bool:
     return host.virtual_machine is True and len(host.gpus) < BOARD_GPUS
-
-
-def _numbers(gpus: Iterable[Gpu]) -> str:
-    return ", ".join(str(gpu.index) for gpu in gpus)
-
-
-def _wake_fabric(gpu: Gpu) -> str:
-    return f"`nvidia-smi -q` shows the state of `Fabric`; {_fabric_remedy(gpu)}; then drain the host"
 
 
 def _nvlinks_without_bridge(host: Host) -> Evidence:
@@ -110,7 +93,7 @@ def _reset_of(gpu: Gpu) -> str:
 
 
 def _nvlinks_below_peers(peers: Sequence[Host]) -> PeerEvidence:
-    """A host none of whose GPUs shows what the same model has elsewhere; cards may have bridges on some hosts only."""
+    """Yield hosts on which all GPUs of a board have fewer NVLinks up than on most hosts. Cards may lack bridges."""
     models = sorted({gpu.name for host in peers for gpu in host.gpus if gpu.name and is_on_board(gpu)})
     for model in models:
         ups = {host.name: up for host in peers if (up := _most_up(host, model)) is not None}
@@ -127,7 +110,7 @@ def _most_up(host: Host, model: str) -> float | None:
 
 
 def _fabric(host: Host) -> Evidence:
-    """`N/A` and `Not Supported`: the GPU is on no NVSwitch."""
+    """Yield GPUs whose fabric is not set up or unhealthy. `N/A` and `Not Supported` stand for no NVSwitch."""
     manager = f", fabric manager {host.fabric_manager}" if host.fabric_manager else ""
     for gpu in host.gpus:
         unfinished = gpu.fabric_state not in (None, "Completed", *NO_FABRIC)
@@ -139,7 +122,7 @@ def _fabric(host: Host) -> Evidence:
 
 
 def _cuts_off(fault: str) -> bool:
-    """The GPU has lost ways to its peers, rather than some of its bandwidth for a while."""
+    """Return True if the GPU has lost paths to its peers, rather than some bandwidth for a while."""
     return bool(re.search(r": Unhealthy$|Unhealthy: (?:True|Yes)$|^Incorrect", fault, re.IGNORECASE))
 
 
@@ -158,7 +141,7 @@ def _fabric_remedy(gpu: Gpu) -> str:
 
 
 def _no_fabric_manager(peers: Sequence[Host]) -> PeerEvidence:
-    """Boards without NVSwitch need none, so only the peers tell."""
+    """Yield hosts without a fabric manager if most have one. Boards without NVSwitch need none."""
     states = {host.name: host.fabric_manager for host in peers if host.gpus and host.fabric_manager}
     off = {name: state for name, state in states.items() if state != "active"}
     if 2 * len(off) <= len(states):
@@ -182,7 +165,7 @@ HOST_RULES = (
         "NCCL uses PCI Express or the NICs for that GPU, and all others wait for it",
         "reset all GPUs of the board; drain the host",
         "nvidia-smi(1), topo; vllm-project/vllm#16336",
-        _without_nvlink_peers,
+        lambda host: (seen for gpu, seen in _apart_in_topo(host) if gpu.name is not None and is_on_board(gpu)),
     ),
     Rule(
         "GPU-NVLINK-INACTIVE",
@@ -191,7 +174,7 @@ HOST_RULES = (
         "if it is part of their board, NCCL uses PCI Express for it, and all others wait",
         "`nvidia-smi -L` says if it is a display card; else reset all GPUs of the board",
         "nvidia-smi(1), topo; vllm-project/vllm#16336",
-        _unnamed_without_nvlink_peers,
+        lambda host: (seen for gpu, seen in _apart_in_topo(host) if gpu.name is None),
     ),
     Rule(
         "GPU-NVLINK-INACTIVE",
@@ -241,7 +224,6 @@ PEER_RULES = (
         "`journalctl -u nvidia-fabricmanager`, then `systemctl restart nvidia-fabricmanager`: its version must be the "
         "driver's",
         "NVIDIA fabric manager user guide",
-        "cluster",
         _no_fabric_manager,
     ),
     PeerRule(
@@ -251,7 +233,6 @@ PEER_RULES = (
         "NCCL uses PCI Express or the NICs on this host, and all others wait for it",
         "reset all GPUs of the board (`nvidia-smi -r`), restart nvidia-fabricmanager; drain the host",
         "nvidia-smi(1), nvlink; NVIDIA fabric manager user guide",
-        "cluster",
         _nvlinks_below_peers,
     ),
 )

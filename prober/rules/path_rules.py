@@ -1,4 +1,4 @@
-"""The path between GPUs and NICs: how near the rails are, whether peers have the same, and GPUDirect."""
+"""Rules on the path between GPUs and NICs: the distance to rails, their order on peers, and GPUDirect."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ from holmes_core.records.inventory import Host
 from prober.facts.machine.pci_paths import bridges_above, path_between
 from prober.rails.choose_rails import rails_of
 from prober.rules.gpu_rules import has_module
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
-
-
-def _far_rails(host: Host) -> Evidence:
-    """A near front-end card is of no use: the nearest rail counts."""
-    far = [str(gpu.index) for gpu in host.gpus if _is_far(host, gpu)]
-    if far:
-        yield f"GPU {', '.join(far)}: the nearest rail is across the socket link (SYS)"
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing, together
 
 
 def _is_far(host: Host, gpu: Gpu) -> bool:
+    """Return True if the GPU's nearest rail is across the socket link. A nearer front-end card is of no use."""
     rails = rails_of(host)
     if not rails:
         bridges = {nic.device for nic in host.nics if nic.nvlink_management}
@@ -38,24 +32,18 @@ def _path(host: Host, gpu: Gpu, nic: Nic) -> str | None:
 
 
 def _no_peermem(host: Host) -> Evidence:
-    """EFA has DMA-BUF of its own, and without RDMA there is nothing to register."""
+    """Yield hosts without peer memory for verbs. EFA has its own DMA-BUF, and without RDMA nothing is registered."""
     has_gpu = bool(host.gpus) or has_module(host, "nvidia")
     verbs = [nic for nic in rails_of(host) if nic.kind != "EFA"]
     if has_gpu and verbs and host.peermem is False and not host.open_gpu_driver:
         yield "neither nvidia_peermem nor nv_peer_mem is loaded"
 
 
-def _peermem_errors(host: Host) -> Evidence:
-    for line in host.warnings:
-        if "nvidia-peermem" in line and "invalid context" in line:
-            yield line
-
-
 def _rails_crossed(peers: Sequence[Host]) -> PeerEvidence:
-    """By the subnet of each GPU's nearest rails; by their names where subnets are not known or are all the same.
+    """Compare the subnets of each GPU's nearest rails, or the rails' names if subnets are not known or all equal.
 
-    A subnet that one host alone is in, as between a rail and its switch port, says nothing of its peers. Nor does a
-    host that lost a GPU or a rail: there the neighbours serve.
+    A subnet of a single host, as between a rail and its switch port, says nothing about peers. Nor does a host that
+    lost a GPU or a rail, where neighbours take over.
     """
     sizes = {host.name: (len(host.gpus), len(rails_of(host))) for host in peers}
     usual = max(sizes.values(), key=list(sizes.values()).count, default=None)
@@ -65,19 +53,19 @@ def _rails_crossed(peers: Sequence[Host]) -> PeerEvidence:
     hosts_in = Counter(subnet for order in apart.values() for subnet in set(order))
     apart = {host: order for host, order in apart.items() if all(hosts_in[subnet] > 1 for subnet in order)}
     if apart:
-        yield from differing({host: " | ".join(order) for host, order in apart.items()}, "subnet of the rail by GPU")
-        return
-    if any(any(order) for order in subnets.values()):
-        return
-    orders: dict[str, object] = {}
-    for host in peers:
-        order = [", ".join(gpu.nearest_nics) for gpu in host.gpus]
-        orders[host.name] = " | ".join(order) if any(order) else None
-    yield from differing(orders, "nearest NICs by GPU")
+        known = (host for host in peers if host.name in apart)
+        yield from differing(known, "subnet of the rail by GPU", lambda host: " | ".join(apart[host.name]))
+    elif not any(any(order) for order in subnets.values()):
+        yield from differing(peers, "nearest NICs by GPU", _nearest_nics)
+
+
+def _nearest_nics(host: Host) -> str | None:
+    order = [", ".join(gpu.nearest_nics) for gpu in host.gpus]
+    return " | ".join(order) if any(order) else None
 
 
 def _subnets(host: Host, gpu: Gpu) -> str:
-    """The IPv4 subnets of the rails nearest to the GPU, "" if none is known."""
+    """Return the IPv4 subnets of the rails nearest to the GPU, or "" if none is known."""
     names = {nic.netdev for nic in rails_of(host) if nic.device in gpu.nearest_nics}
     addresses = [address for netdev in host.netdevs if netdev.name in names for address in netdev.addresses]
     return ", ".join(sorted({str(ipaddress.ip_interface(address).network) for address in addresses}))
@@ -100,7 +88,7 @@ HOST_RULES = (
         "GPUDirect RDMA fails or hangs",
         "update the GPU driver, or use DMA-BUF",
         "leptonai/gpud, peermem component",
-        _peermem_errors,
+        lambda host: (line for line in host.warnings if "nvidia-peermem" in line and "invalid context" in line),
     ),
     Rule(
         "TOPO-FAR-NIC",
@@ -110,7 +98,10 @@ HOST_RULES = (
         "nothing by settings: card and GPU want to be below one socket; NCCL_NET_GDR_LEVEL=SYS tries GPUDirect all the "
         "same; if nearer ports are the rails, name them by `rails:` in hosts.yaml",
         "NCCL user guide, environment variables (NCCL_NET_GDR_LEVEL); NVIDIA/nccl#1591",
-        _far_rails,
+        lambda host: together(
+            "GPU {}: the nearest rail is across the socket link (SYS)",
+            (str(gpu.index) for gpu in host.gpus if _is_far(host, gpu)),
+        ),
     ),
 )
 
@@ -123,7 +114,6 @@ PEER_RULES = (
         "swap the rails' cables or addresses, so that GPU i has the same rail everywhere; the order in NCCL_IB_HCA has "
         "no effect; if other ports are the rails, name them by `rails:` in hosts.yaml",
         "NVIDIA/nccl#1277; NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC)",
-        "cluster",
         _rails_crossed,
     ),
 )

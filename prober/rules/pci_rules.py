@@ -1,9 +1,9 @@
-"""PCI Express: links of GPUs and NICs against what card and slot can do, and settings that stand in their way."""
+"""Rules on PCI Express: links below the rate of card and slot, and settings that slow them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.devices import PciDevice, PciLink
@@ -14,14 +14,14 @@ from prober.rule_text import FIELD, EvidenceLine
 from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, below
 
 LARGE_READS_FROM_GBPS = 200
-FEWEST_LANES = 8
+MIN_LANES = 8
 _PASSTHROUGH = re.compile(r"\biommu=pt\b|\biommu\.passthrough=(1|on|y)\b")
 _TRANSLATED = re.compile(r"\b(intel_iommu|amd_iommu)=on\b|\biommu=(force|nopt)\b|\biommu\.passthrough=(0|off|n)\b")
 
 
 @dataclass(frozen=True)
 class _SlowLink:
-    """A link below its possible rate. `slot_known`: the other end's maximum was taken into account."""
+    """A link below its possible rate. `slot_known`: the maximum of the other end is known."""
 
     device: str  # its PCI address, or an RDMA device without one
     evidence: str
@@ -29,7 +29,7 @@ class _SlowLink:
 
 
 def _lack(link: PciLink, slot: PciLink | None, speed_counts: bool) -> str | None:
-    """Return a link's shortfall from the rate that both its ends can do, or None if there is none or not known."""
+    """Return the shortfall of a link from the rate of both its ends, or None if there is none or it is not known."""
     width, speed = _both(link.max_width, slot, "max_width"), _both(link.max_speed_gts, slot, "max_speed_gts")
     if link.width and width and link.width < width:
         return f"width x{link.width} of x{width:g}"
@@ -44,10 +44,10 @@ def _both(card: float | None, slot: PciLink | None, fact: str) -> float | None:
 
 
 def _lacks(host: Host) -> Iterable[_SlowLink]:
-    """GPU speed counts only under load: idle links save power by a lower one. Small on-board NICs carry no job."""
+    """Yield slow links. Idle GPUs lower their speed to save power, and small on-board NICs carry no job."""
     known = {device.address: device for device in host.pci}
     for device in host.pci:
-        if device.what != "bridge" and (device.link.max_width or 0) >= FEWEST_LANES:
+        if device.what != "bridge" and (device.link.max_width or 0) >= MIN_LANES:
             slot = known[device.parent].link if device.parent in known else None
             lack = _lack(device.link, slot, speed_counts=device.what == "nic")
             if lack:
@@ -61,7 +61,7 @@ def _lacks(host: Host) -> Iterable[_SlowLink]:
 
 
 def _carries_the_job(host: Host) -> set[str]:
-    """PCI addresses of GPUs and rails."""
+    """Return the PCI addresses of GPUs and rails."""
     gpus = {device.address for device in host.pci if device.what == "gpu"}
     return gpus | {nic.pci_address or nic.device for nic in rails_of(host)}
 
@@ -82,8 +82,7 @@ def _link_may_be_degraded(host: Host) -> Evidence:
 
 
 def _uplinks_degraded(host: Host) -> Evidence:
-    """The link from a switch to the port above it, which all devices of the switch share. Narrower, not slower:
-    idle ones save power too."""
+    """Yield switches with a narrow link to the port above, shared by all their devices. Idle links lower the speed."""
     known = {device.address: device for device in host.pci}
     ends = [device for device in host.pci if device.what != "bridge"]
     uplinks = {
@@ -118,7 +117,7 @@ def _strict_ordering(host: Host) -> Evidence:
 
 
 def _acs_on_path(host: Host) -> Evidence:
-    """Only bridges that a GPU and a NIC share count: there ACS sends their traffic to the root and back."""
+    """Yield bridges above both a GPU and a NIC at which ACS sends their traffic to the root and back."""
     tree = {device.address: device for device in host.pci}
     above: dict[str, set[str]] = {"gpu": set(), "nic": set()}
     for device in host.pci:
@@ -139,7 +138,7 @@ def _without_acs(host: Host, bridges: Sequence[PciDevice]) -> str:
 
 
 def _iommu(host: Host) -> Evidence:
-    """The types of the groups say how the kernel translates; its command line alone only where it asks for it."""
+    """Yield translation by the IOMMU, from the types of its groups or, if these are not known, the command line."""
     if not host.iommu_groups or host.virtual_machine is not False:
         return
     line, types = host.kernel_command_line or "", host.iommu_group_types
@@ -152,7 +151,7 @@ def _iommu(host: Host) -> Evidence:
 
 
 def _flat_pci(host: Host) -> Evidence:
-    """On boards with Grace each GPU has a PCI domain of its own: there it is the machine, not a hypervisor."""
+    """Yield GPUs in separate PCI domains, a sign of a hypervisor except on boards with Grace."""
     addresses = [gpu.pci_address for gpu in host.gpus if gpu.pci_address]
     domains = {address.split(":")[0] for address in addresses}
     grace = any(re.search(r"\bG[BH]\d{2,3}\b", gpu.name or "") for gpu in host.gpus)
@@ -161,18 +160,22 @@ def _flat_pci(host: Host) -> Evidence:
 
 
 def _narrower_than_peers(peers: Sequence[Host]) -> PeerEvidence:
-    gpus = {host.name: _least(gpu.pci_width for gpu in host.gpus) for host in peers}
-    yield from below(gpus, "PCI Express width of the GPUs", lambda lanes: f"x{lanes:g}")
-    rails = {host.name: _least(nic.pci.width for nic in rails_of(host)) for host in peers}
-    yield from below(rails, "PCI Express width of the rails", lambda lanes: f"x{lanes:g}")
-    speeds = {host.name: _least(nic.pci.speed_gts for nic in rails_of(host)) for host in peers}
-    yield from below(speeds, "PCI Express speed of the rails", lambda speed: f"{speed:g} GT/s")
-    slots = {host.name: _least(link.max_speed_gts for link in _above_the_job(host)) for host in peers}
-    yield from below(slots, "PCI Express speed that the bridges above allow", lambda speed: f"{speed:g} GT/s")
+    compared: tuple[tuple[str, Callable[[Host], float | None], str], ...] = (
+        ("width of the GPUs", lambda host: _least(gpu.pci_width for gpu in host.gpus), "x{:g}"),
+        ("width of the rails", lambda host: _least(nic.pci.width for nic in rails_of(host)), "x{:g}"),
+        ("speed of the rails", lambda host: _least(nic.pci.speed_gts for nic in rails_of(host)), "{:g} GT/s"),
+        (
+            "speed that the bridges above allow",
+            lambda host: _least(link.max_speed_gts for link in _above_the_job(host)),  # idle ones run slower
+            "{:g} GT/s",
+        ),
+    )
+    for what, value_of, form in compared:
+        yield from below(peers, f"PCI Express {what}", value_of, form.format)
 
 
 def _above_the_job(host: Host) -> Iterable[PciLink]:
-    """Links of the bridges above GPUs and rails: what they can do, for idle ones run slower."""
+    """Return the links of the bridges above GPUs and rails."""
     tree = {device.address: device for device in host.pci}
     above = {bridge for device in _carries_the_job(host) for bridge in bridges_above(tree, device)}
     return (device.link for device in host.pci if device.address in above)
@@ -261,7 +264,6 @@ PEER_RULES = (
         "less bandwidth to the device, and all ranks wait for it",
         _RESEAT,
         "scitix/sichek; " + FIELD,
-        "cluster",
         _narrower_than_peers,
     ),
 )

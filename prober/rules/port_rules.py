@@ -12,19 +12,19 @@ from prober.facts.rdma.verbs_library import CANNOT_OPEN
 from prober.rails.choose_rails import BLUEFIELD_TYPES, is_stated, rails_of
 from prober.rails.nearness import BESIDE, nearness_of, path_class
 from prober.rule_text import FIELD, EvidenceLine
-from prober.rules.rule import NAME_IT, NO_RAIL, Evidence, Rule
+from prober.rules.rule import NAME_IT, NO_RAIL, Evidence, Rule, together
 
 RDMA = ("InfiniBand", "RoCE")
 LEFT_OUT = "nothing: Holmes names the rails exactly; if these are others, name them by `rails:` in hosts.yaml"
 
 
 def active_ports(host: Host) -> Iterable[Nic]:
-    """Ports that NCCL's verbs transport would list by itself."""
+    """Return the ports that NCCL's verbs transport lists by itself."""
     return (nic for nic in of_the_job(host) if nic.state == "Active")
 
 
 def of_the_job(host: Host) -> Iterable[Nic]:
-    """InfiniBand and RoCE ports, without those that reach no other host."""
+    """Return InfiniBand and RoCE ports, without ports that reach no other host."""
     return (nic for nic in host.nics if nic.kind in RDMA and not nic.nvlink_management)
 
 
@@ -43,21 +43,18 @@ def _waits_for_subnet_manager(nic: Nic) -> bool:
     return nic.kind == "InfiniBand" and (half_way or (nic.state == "Down" and nic.phys_state == "LinkUp"))
 
 
-def _is_spare_function(host: Host, nic: Nic) -> bool:
-    """Return True for an unused virtual function on a host with rails: SR-IOV hosts have dozens, and all are Down."""
-    return nic.virtual_function is True and any(rail.kind == "InfiniBand" for rail in rails_of(host))
-
-
 def _is_elsewhere(host: Host, nic: Nic) -> bool:
-    """In a container, a RoCE port without netdev and GIDs is another network namespace's, and cannot be set up here."""
+    """Return True for a RoCE port in a container without netdev and GIDs: it is in another network namespace."""
     in_container = host.container not in (None, "none")
     return in_container and nic.kind == "RoCE" and nic.netdev is None and not nic.gids
 
 
 def _is_missing_rail(host: Host, nic: Nic) -> bool:
     """Return True if a port without service should be a rail."""
-    spare = _is_spare_port(host, nic) or _is_spare_function(host, nic) or _serves_others(host, nic)
-    spare = spare or (bool(rails_of(host)) and _is_elsewhere(host, nic))
+    rails = rails_of(host)
+    spare = _is_spare_port(host, nic) or _serves_others(host, nic) or (len(rails) > 0 and _is_elsewhere(host, nic))
+    # SR-IOV hosts have dozens of unused virtual functions, all of them Down.
+    spare = spare or (nic.virtual_function is True and any(rail.kind == "InfiniBand" for rail in rails))
     return is_rail_class(host, nic) and (is_stated(nic) is True or not spare)
 
 
@@ -75,24 +72,18 @@ def _rail_waits(host: Host) -> Evidence:
 
 def _spare_waits(host: Host) -> Evidence:
     waiting = [nic for nic in of_the_job(host) if _waits_for_subnet_manager(nic) and not _is_missing_rail(host, nic)]
-    if waiting:
-        yield f"{', '.join(nic.hca for nic in waiting)}; they are no rails"
+    return together("{}; they are no rails", (nic.hca for nic in waiting))
 
 
 def ports_down(host: Host) -> Iterable[Nic]:
-    """RDMA ports without a link, whatever the reason."""
+    """Yield RDMA ports without a link, for any reason."""
     for nic in of_the_job(host):
         if nic.state not in (None, "Active") and not _waits_for_subnet_manager(nic):
             yield nic
 
 
-def _rail_down(host: Host) -> Evidence:
-    if rails_of(host):
-        yield from missing_rails(host)
-
-
 def missing_rails(host: Host) -> Evidence:
-    """Each port without a link that should be a rail, with what brings it up."""
+    """Yield each port without a link that should be a rail, with its remedy."""
     for nic in ports_down(host):
         if _is_missing_rail(host, nic):
             yield EvidenceLine(
@@ -115,9 +106,9 @@ def _raise(host: Host, nic: Nic) -> str:
 
 
 def _better_ports_down(host: Host) -> Sequence[Nic]:
-    """Ports that look like the compute rails and are all down, so that the front end has their place.
+    """Return ports that look like the compute rails and are all down, so that front-end ports took their place.
 
-    They outnumber the rails, and are InfiniBand where those are RoCE, a newer card, or nearer to the GPUs.
+    They outnumber the rails. They are InfiniBand while the rails are RoCE, a newer card, or nearer to the GPUs.
     """
     rails = rails_of(host)
     if not rails or is_stated(rails[0]) or rails[0].kind not in RDMA:
@@ -147,7 +138,7 @@ def _are_better(host: Host, ports: Sequence[Nic], rails: Sequence[Nic]) -> bool:
 
 
 def _connectx(nic: Nic) -> int | None:
-    """The PCI device id of a ConnectX, which grows from one generation to the next. Source: pci.ids, vendor 15b3."""
+    """Return the PCI device id of a ConnectX, which grows by generation. Source: pci.ids, vendor 15b3."""
     match = re.fullmatch(r"MT(4\d{3})", nic.hca_type or "")
     return int(match[1]) if match else None
 
@@ -163,14 +154,14 @@ def _front_end_in_place_of_rails(host: Host) -> Evidence:
 
 
 def _other_port_down(host: Host) -> Evidence:
-    told = _better_ports_down(host)
+    reported = _better_ports_down(host)
     for nic in ports_down(host):
-        if nic not in told and not _is_missing_rail(host, nic):
+        if nic not in reported and not _is_missing_rail(host, nic):
             yield f"{nic.hca} is {nic.state}, physical state {nic.phys_state or 'not known'}; it is no rail"
 
 
 def _is_spare_port(host: Host, nic: Nic) -> bool:
-    """A second port left without a cable is common and harmless, unless all other cards of rails use both."""
+    """Return True for a second port without a cable, unless all other cards with rails use both ports."""
     rails = rails_of(host)
     used = sum(_is_one_card(nic, rail) for rail in rails)
     others = [sum(_is_one_card(rail, other) for other in rails) for rail in rails if not _is_one_card(nic, rail)]
@@ -179,7 +170,7 @@ def _is_spare_port(host: Host, nic: Nic) -> bool:
 
 
 def _is_one_card(nic: Nic, other: Nic) -> bool:
-    """Ports of one card have its GUID; where that is not known, they are functions of one PCI device."""
+    """Return True for ports with one card's GUID or, if that is not known, functions of one PCI device."""
     if nic.sys_image_guid and other.sys_image_guid:
         return nic.sys_image_guid == other.sys_image_guid
     places = [(port.pci_address or port.device).partition(".")[0] for port in (nic, other)]
@@ -187,9 +178,9 @@ def _is_one_card(nic: Nic, other: Nic) -> bool:
 
 
 def _serves_others(host: Host, nic: Nic) -> bool:
-    """A card for storage or the front end, of the rails' model: farther from the GPUs than they are, or another board.
+    """Return True for a card of the rails' model for storage or the front end, as HGX machines have.
 
-    An HGX machine has ConnectX cards of one model for both.
+    It is farther from the GPUs than the rails, or another board.
     """
     rails, nearness = rails_of(host), nearness_of(host)
     ways = [nearness.get(port.device, {}).values() for port in (nic, *rails)]
@@ -202,22 +193,10 @@ def _serves_others(host: Host, nic: Nic) -> bool:
 
 def _without_link(host: Host) -> Iterable[Netdev]:
     """Yield cards without a carrier, except those that are reported as RDMA ports."""
-    told = {nic.netdev for nic in host.nics if nic.kind in RDMA}
+    reported = {nic.netdev for nic in host.nics if nic.kind in RDMA}
     for netdev in host.netdevs:
-        if netdev.kind in (None, "physical") and netdev.link_detected is False and netdev.name not in told:
+        if netdev.kind in (None, "physical") and netdev.link_detected is False and netdev.name not in reported:
             yield netdev
-
-
-def _configured_link_down(host: Host) -> Evidence:
-    for netdev in _without_link(host):
-        if netdev.addresses:
-            yield f"{netdev.name} ({', '.join(netdev.addresses)}): no link detected"
-
-
-def _link_down(host: Host) -> Evidence:
-    idle = [netdev.name for netdev in _without_link(host) if not netdev.addresses]
-    if idle:
-        yield f"{', '.join(idle)}: no link detected, and no address"
 
 
 def _mixed_link_layers(host: Host) -> Evidence:
@@ -280,7 +259,7 @@ HOST_RULES = (
         "RoCE: `ip link set NETDEV up`; InfiniBand: `mlxlink -d DEVICE -a UP`; then cable, optic and switch port; "
         + NO_RAIL,
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
-        _rail_down,
+        lambda host: missing_rails(host) if rails_of(host) else (),
     ),
     Rule(
         "NIC-PORT-DOWN",
@@ -308,7 +287,11 @@ HOST_RULES = (
         "traffic through this address goes nowhere, and NCCL hangs if it chooses it",
         "fix the link or remove the address; by hand, leave it out of NCCL_SOCKET_IFNAME",
         "NCCL user guide, networking troubleshooting (IP network interfaces)",
-        _configured_link_down,
+        lambda host: (
+            f"{netdev.name} ({', '.join(netdev.addresses)}): no link detected"
+            for netdev in _without_link(host)
+            if netdev.addresses
+        ),
     ),
     Rule(
         "NIC-LINK-DOWN",
@@ -317,7 +300,9 @@ HOST_RULES = (
         "no socket traffic over them",
         "nothing, unless one should carry the job: then check its cable and switch port",
         FIELD,
-        _link_down,
+        lambda host: together(
+            "{}: no link detected, and no address", (n.name for n in _without_link(host) if not n.addresses)
+        ),
     ),
     Rule(
         "NIC-MIXED-LINK-LAYER",

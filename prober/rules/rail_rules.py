@@ -1,4 +1,4 @@
-"""Rails of the hosts against each other: lost ones, cabling, partitions."""
+"""Rules that compare the rails of hosts: lost rails, cabling, partitions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holmes_core.partition_keys import FULL_MEMBER, can_talk, full_member_indices, is_limited
 from holmes_core.records.inventory import Host
-from prober.fabrics.clusters import fabric_of
-from prober.fabrics.fabric import Fabric
-from prober.rails.choose_rails import is_stated, ports_not_told, rails_of
+from prober.fabrics.fabric import Fabric, fabric_of
+from prober.rails.choose_rails import is_stated, rails_of, undetermined_ports
 from prober.rails.port_networks import network_of
 from prober.rule_text import FIELD
 from prober.rules.port_rules import missing_rails, ports_down
@@ -18,9 +17,9 @@ from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, majority, 
 
 
 def _swapped(peers: Sequence[Host]) -> PeerEvidence:
-    """A rail in the subnet that is another rail of all peers: two cables are swapped, or two addresses.
+    """Yield rails in a subnet that belongs to another rail on peers: two cables or two addresses are swapped.
 
-    Rails that only moved up, as those behind a lost one do, are in order all the same.
+    Rails that moved up behind a lost one are still in order.
     """
     subnets = {host.name: _rail_subnets(fabric_of(host)) for host in peers}
     votes: dict[str, Counter[int]] = {}
@@ -47,7 +46,7 @@ def _swapped(peers: Sequence[Host]) -> PeerEvidence:
 
 
 def _rail_subnets(fabric: Fabric) -> Mapping[str, int]:
-    """The number of the one rail in each subnet: network, or prefix of InfiniBand. Empty where rails share one."""
+    """Return the number of the rail in each subnet: a network, or a prefix of InfiniBand. Empty if rails share one."""
     if fabric.kind == "InfiniBand":
         places = [(nic.subnet_prefix, number) for number, nic in enumerate(fabric.rails) if nic.subnet_prefix]
     elif fabric.kind != "RoCE":
@@ -58,23 +57,22 @@ def _rail_subnets(fabric: Fabric) -> Mapping[str, int]:
     return {str(subnet): number for subnet, number in places} if several else {}
 
 
-def _not_told(host: Host) -> Evidence:
-    """Most ports may or may not be rails: the outputs tell too little of them."""
-    ports = ports_not_told(host)
+def _undetermined(host: Host) -> Evidence:
+    """Yield a host with ports that may or may not be rails, because the outputs show too little."""
+    ports = undetermined_ports(host)
     if ports and rails_of(host):
         rails = ", ".join(nic.hca for nic in rails_of(host))
         yield f"the rails are {rails}, but of {len(ports)} ports more is not known ({ports[0].hca}: {ports[0].why})"
 
 
 def _partitions_apart(peers: Sequence[Host]) -> PeerEvidence:
-    """Ports talk if their keys agree in 15 bits and at least one of both is a full member."""
+    """Yield hosts whose ports cannot talk: for that, keys agree in 15 bits and one of both is a full member."""
     keys = {host.name: found for host in peers if (found := _keys_in_use(host))}
     if _other_indices(peers) is not None:
         return
     partitions: dict[str, list[str]] = {}
     for name, found in keys.items():
-        shown = ", ".join(f"{key:#06x}" for key in sorted({key & ~FULL_MEMBER for key in found}))
-        partitions.setdefault(shown, []).append(name)
+        partitions.setdefault(_keys({key & ~FULL_MEMBER for key in found}), []).append(name)
     if len(partitions) > 1:
         groups = "; ".join(f"{key} on {named(hosts)}" for key, hosts in sorted(partitions.items()))
         yield tuple(keys), f"the partition that NCCL uses is {groups}"
@@ -103,20 +101,20 @@ def _other_indices(peers: Sequence[Host]) -> dict[str, int] | None:
 
 
 def _keys_in_use(host: Host) -> set[int]:
-    """The P_Keys of the InfiniBand rails at the index that NCCL uses there; void entries are none."""
+    """Return the P_Keys of the InfiniBand rails at the index that NCCL uses, without void entries."""
     index = _index((host,))
     tables = [nic.pkeys for nic in rails_of(host) if nic.kind == "InfiniBand" and nic.pkeys]
     return {table[index] for table in tables if index < len(table)} - {0}
 
 
 def _index(hosts: Sequence[Host]) -> int:
-    """Return NCCL_IB_PKEY, or 0 if it is not set; NCCL reads numbers as C does, 0x2 too."""
+    """Return NCCL_IB_PKEY, or 0 if it is not set. NCCL reads numbers as C does, including 0x2."""
     values = [setting.value for host in hosts for setting in host.nccl_settings if setting.name == "NCCL_IB_PKEY"]
     return next((int(value, 0) for value in values if re.fullmatch(r"0x[0-9a-fA-F]{1,4}|0|[1-9]\d{0,4}", value)), 0)
 
 
 def _partitions_of_their_own(hosts: Sequence[Host]) -> PeerEvidence:
-    """Hosts below the subnet manager of others, and in none of their partitions: another cluster, for all we know."""
+    """Yield hosts under the subnet manager of others but in none of their partitions, so in another cluster."""
     below_one: dict[tuple[object, ...], dict[str, frozenset[int]]] = {}
     for host in hosts:
         fabric = fabric_of(host)
@@ -142,13 +140,13 @@ HOST_RULES = (
         "the job may use the front end and leave the rails idle",
         "name the rails by `rails:` in hosts.yaml, or record `ibstat` too",
         FIELD,
-        _not_told,
+        _undetermined,
     ),
 )
 
 
 def _lost_all(hosts: Sequence[Host]) -> Mapping[str, Sequence[str]]:
-    """Hosts without any rail, with their ports of the cards by which others of the job have theirs."""
+    """Return hosts without a rail, with their ports of card models that are rails on other hosts of the job."""
     models = {(rail.kind, rail.hca_type) for host in hosts for rail in rails_of(host) if rail.hca_type}
     without = [host for host in hosts if not rails_of(host)]
     down = {
@@ -158,13 +156,8 @@ def _lost_all(hosts: Sequence[Host]) -> Mapping[str, Sequence[str]]:
     return {name: ports for name, ports in down.items() if ports}
 
 
-def _all_rails_down(hosts: Sequence[Host]) -> PeerEvidence:
-    for name, ports in _lost_all(hosts).items():
-        yield (name,), f"{', '.join(ports)}: all are down; other hosts have rails of this card model"
-
-
 def _no_port_up(hosts: Sequence[Host]) -> PeerEvidence:
-    """Yield hosts with RDMA cards and no rail. The host may be meant for sockets: cards without a cable are common."""
+    """Yield hosts with RDMA cards and no rail. Sockets may be intended: cards without a cable are common."""
     lost = _lost_all(hosts)
     for host in hosts:
         if not rails_of(host) and host.name not in lost:
@@ -197,7 +190,6 @@ PEER_RULES = (
         "or, where another index has a full member's key, set NCCL_IB_PKEY to that index in `launch.environment` of "
         "job.yaml",
         "opensm, doc/partition-config.txt; NCCL, src/transport/net_ib (NCCL_IB_PKEY, 0 by default)",
-        "cluster",
         _partitions_apart,
     ),
     PeerRule(
@@ -207,7 +199,6 @@ PEER_RULES = (
         "left alone, NCCL uses index 0 and ends with error 12, retries exceeded",
         "nothing with Holmes, which sets NCCL_IB_PKEY to the index on each host",
         "opensm, doc/partition-config.txt; NCCL, src/transport/net_ib (NCCL_IB_PKEY, 0 by default)",
-        "cluster",
         _other_partition,
     ),
     PeerRule(
@@ -218,8 +209,11 @@ PEER_RULES = (
         "bring its ports up: cable, optic, switch port; if others are its rails, name them by `rails:` in hosts.yaml; "
         "or leave the host out",
         "NCCL, src/transport/net_ib/init.cc; " + FIELD,
-        "job",
-        _all_rails_down,
+        lambda hosts: (
+            ((name,), f"{', '.join(ports)}: all are down; other hosts have rails of this card model")
+            for name, ports in _lost_all(hosts).items()
+        ),
+        scope="job",
     ),
     PeerRule(
         "NIC-PORT-DOWN",
@@ -229,8 +223,8 @@ PEER_RULES = (
         "if this host is to use RDMA, bring the ports up; ports that are none of its rails leave out of `rails:` in "
         "hosts.yaml",
         "NVIDIA MFT documentation, mlxlink (--port_state); NCCL, src/transport/net_ib/init.cc",
-        "job",
         _no_port_up,
+        scope="job",
     ),
     PeerRule(
         "NIC-COUNT-DIFFERS",
@@ -240,8 +234,8 @@ PEER_RULES = (
         "`lspci -d 15b3:` (by vendor) and `lsmod | grep ib_core`: the cards or their driver are gone, or a container "
         "was not given the devices",
         "NVIDIA/NVSentinel, NIC health monitor; " + FIELD,
-        "job",
         _no_card,
+        scope="job",
     ),
     PeerRule(
         "NIC-PKEY",
@@ -250,8 +244,8 @@ PEER_RULES = (
         "they become separate clusters, and reach each other by sockets",
         "if it is to be one cluster, have the fabric's owner put the ports into one partition",
         "opensm, doc/partition-config.txt",
-        "job",
         _partitions_of_their_own,
+        scope="job",
     ),
     PeerRule(
         "TOPO-RAIL-SWAPPED",
@@ -261,7 +255,6 @@ PEER_RULES = (
         "network meet, and NCCL may still pair rails by number",
         "swap the cables or the addresses; if the numbers are wrong, name the ports with `rails:` in hosts.yaml",
         "NVIDIA DGX SuperPOD reference architecture, network fabrics (rail-aligned groups of nodes); " + FIELD,
-        "cluster",
         _swapped,
     ),
 )

@@ -1,20 +1,21 @@
-"""Rules on rates and error counters of NICs: each is as fast as it should be and as its peers, and loses nothing."""
+"""Rules on rates and error counters of NICs."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Sequence
 
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host
 from holmes_core.units import bytes_per_s_from_gbps, format_rate
-from prober.fabrics.clusters import fabric_of
+from prober.fabrics.fabric import fabric_of
 from prober.rails.choose_rails import rails_of
 from prober.rules.port_rules import LEFT_OUT, active_ports
-from prober.rules.rule import NO_RAIL, Evidence, PeerEvidence, PeerRule, Rule, below, differing, majority
+from prober.rules.rule import NO_RAIL, Evidence, PeerEvidence, PeerRule, Rule, below, differing, distinct, majority
 
 MAX_FLAPS = 3
-MAX_EFFECTIVE_BER = 1e-12  # InfiniBand Architecture Specification; sound links have 1.5e-254, none in mlxlink's count
-MAX_RAW_BER = 1e-5  # RS(544,514) mends up to 2.4e-4. Source: IEEE 802.3, clause 91 and annex 120
+MAX_EFFECTIVE_BER = 1e-12  # InfiniBand Architecture Specification; mlxlink prints 1.5e-254 for no errors
+MAX_RAW_BER = 1e-5  # RS(544,514) corrects up to 2.4e-4. Source: IEEE 802.3, clause 91 and annex 120
 GB10_PORT_GBPS = 200  # ConnectX-7 of DGX Spark; NVIDIA/dgx-spark-playbooks, multi-sparks-through-switch
 NEAR = ("PIX", "PXB")
 FLAP_COUNTERS = ("link_downed", "link_error_recovery")
@@ -29,17 +30,8 @@ ERROR_COUNTERS = (
 )
 
 
-def _outliers_beside_gpus(host: Host) -> Evidence:
-    """Yield ports near a GPU, as rails are, that are slower or faster."""
-    yield from (evidence for nic, evidence in _outliers(host) if _is_near_a_gpu(host, nic))
-
-
-def _outliers_elsewhere(host: Host) -> Evidence:
-    yield from (evidence for nic, evidence in _outliers(host) if not _is_near_a_gpu(host, nic))
-
-
 def _outliers(host: Host) -> Iterable[tuple[Nic, str]]:
-    """Ports of another rate than the rails. A bond is a front end's or a storage's by its making."""
+    """Yield ports with another rate than the rails. Bonds are front ends or storage."""
     rails = rails_of(host)
     for nic in active_ports(host):
         if not rails or nic in rails or nic.bond or not nic.rate_gbps or not rails[0].rate_gbps:
@@ -48,13 +40,8 @@ def _outliers(host: Host) -> Iterable[tuple[Nic, str]]:
             yield nic, f"{nic.hca} has {nic.rate_gbps:g} Gbit/s, the rails {rails[0].rate_gbps:g} Gbit/s"
 
 
-def _slow_rails(host: Host) -> Evidence:
-    """Yield slow ports near a GPU, as rails are: these are no front end."""
-    yield from (evidence for nic, evidence in _below_class(host) if _is_near_a_gpu(host, nic))
-
-
 def _slow_ports(host: Host) -> Evidence:
-    """Yield slow ports of the rails' model. Without known neighbours of GPUs, each may be a rail or a front end."""
+    """Yield slow ports that may be rails or front ends, if the neighbours of GPUs are not known."""
     known = any(gpu.nearest_nics for gpu in host.gpus)
     yield from (f"{evidence}; a front end may" for _, evidence in _below_class(host) if not known)
     for nic in active_ports(host):
@@ -67,13 +54,10 @@ def _below_class(host: Host) -> list[tuple[Nic, str]]:
     ports = [nic for nic in active_ports(host) if nic.hca_type and nic.rate_gbps]
     for nic in ports:
         best[_model(nic)] = max(best.get(_model(nic), 0.0), nic.rate_gbps or 0.0)
-    slow = [nic for nic in ports if nic.rate_gbps and nic.rate_gbps < best[_model(nic)]]
     return [
-        (
-            nic,
-            f"{nic.hca} has {nic.rate_gbps:g} Gbit/s, other {nic.hca_type} ports here {best[_model(nic)]:g} Gbit/s",
-        )
-        for nic in slow
+        (nic, f"{nic.hca} has {nic.rate_gbps:g} Gbit/s, other {nic.hca_type} ports here {top_gbps:g} Gbit/s")
+        for nic in ports
+        if nic.rate_gbps and nic.rate_gbps < (top_gbps := best[_model(nic)])
     ]
 
 
@@ -87,17 +71,17 @@ def _is_near_a_gpu(host: Host, nic: Nic) -> bool:
 
 
 def _is_gb10_face(host: Host, nic: Nic) -> bool:
-    """GB10 shows each port of its ConnectX-7 in two PCI domains, and the device names say so: p1s0f0, P2p1s0f0."""
+    """Return True for a port of GB10, whose ConnectX-7 is in two PCI domains, as names show: p1s0f0, P2p1s0f0."""
     first = nic.device.replace("roceP2p", "rocep")
     second = first.replace("rocep", "roceP2p")
     return first != second and {first, second} <= {other.device for other in host.nics}
 
 
 def _rate_conflicts(host: Host) -> Evidence:
-    told = {conflict.subject for conflict in host.conflicts if conflict.fact == "rate_gbps"}
+    reported = {conflict.subject for conflict in host.conflicts if conflict.fact == "rate_gbps"}
     speeds = {netdev.name: netdev.speed_bytes_per_s for netdev in host.netdevs}
     for nic in active_ports(host):
-        if nic.hca in told:
+        if nic.hca in reported:
             continue
         speed = speeds.get(nic.netdev or "")
         if nic.kind == "RoCE" and nic.rate_gbps and speed and speed != bytes_per_s_from_gbps(nic.rate_gbps):
@@ -109,7 +93,7 @@ def _rate_conflicts(host: Host) -> Evidence:
 
 
 def _grown(host: Host, names: Collection[str]) -> Evidence:
-    """Counters of that name that grew while the probe ran."""
+    """Yield counters of those names that grew while the probe ran."""
     seconds = host.counter_interval_s
     during = "between two readings" if seconds is None else f"in {seconds:g} s"
     for nic in host.nics:
@@ -126,11 +110,6 @@ def _flaps(host: Host) -> Evidence:
                 yield f"{nic.hca}: {name} is {value} since boot"
 
 
-def _errors(host: Host) -> Evidence:
-    """Yield error counters that grew. Counts since boot may be years old; only growth shows a present fault."""
-    yield from _grown(host, ERROR_COUNTERS)
-
-
 def _bit_errors(host: Host) -> Evidence:
     for nic in active_ports(host):
         if nic.effective_ber is not None and nic.effective_ber > MAX_EFFECTIVE_BER:
@@ -139,37 +118,29 @@ def _bit_errors(host: Host) -> Evidence:
             yield f"{nic.hca}: {nic.raw_ber:.0e} bit errors a bit before error correction, near its limit"
 
 
-def _fec_differs(peers: Sequence[Host]) -> PeerEvidence:
-    modes: dict[str, object] = {}
-    for host in peers:
-        modes[host.name] = ", ".join(sorted({nic.fec for nic in rails_of(host) if nic.fec})) or None
-    yield from differing(modes, "error correction of the rails")
-
-
 def _rails_below_peers(peers: Sequence[Host]) -> PeerEvidence:
-    """Rates of rails of one model; hosts with other cards are another class, not a fault."""
+    """Compare the rates of rails of one model. Hosts with other cards are another class, not a fault."""
     models = sorted({nic.hca_type for host in peers for nic in rails_of(host) if nic.hca_type})
     for model in models:
-        rates = {host.name: _rate_of(host, model) for host in peers}
-        yield from below(rates, f"rails ({model})", lambda rate: f"{rate:g} Gbit/s")
-    yield from below({host.name: _netdev_rate(host) for host in peers}, "netdev of the fabric", format_rate)
+        yield from below(peers, f"rails ({model})", functools.partial(_rate_gbps, model), "{:g} Gbit/s".format)
+    yield from below(peers, "netdev of the fabric", _netdev_rate, format_rate)
 
 
-def _rate_of(host: Host, model: str) -> float | None:
-    """Gbit/s of the host's slowest rail of that model."""
+def _rate_gbps(model: str, host: Host) -> float | None:
+    """Return the rate of the host's slowest rail of that model."""
     return min((nic.rate_gbps for nic in rails_of(host) if nic.hca_type == model and nic.rate_gbps), default=None)
 
 
 def _netdev_rate(host: Host) -> float | None:
-    """Bytes per second of the netdev of a host without rails."""
+    """Return the bytes per second of the netdev of a host without rails."""
     netdev = None if rails_of(host) else fabric_of(host).netdev
     return netdev.speed_bytes_per_s if netdev else None
 
 
 def _fewer_rails(peers: Sequence[Host]) -> PeerEvidence:
-    """A card that is gone leaves no trace on its own host; of one that is there, why it is no rail.
+    """Yield hosts with fewer rails than most: a lost card leaves no trace on its own host.
 
-    Where `gpus:` names a part of the GPUs, a rail for each of them is enough.
+    If `gpus:` names a part of the GPUs, a rail for each of them is enough.
     """
     rails = {host.name: rails_of(host) for host in peers}
     usual = majority(len(found) for found in rails.values() if found) or 0
@@ -196,7 +167,7 @@ HOST_RULES = (
         "if it is to be a rail, the GPU has none so near",
         LEFT_OUT,
         _OUTLIER_SOURCE,
-        _outliers_beside_gpus,
+        lambda host: (seen for nic, seen in _outliers(host) if _is_near_a_gpu(host, nic)),
     ),
     Rule(
         "NIC-RATE-OUTLIER",
@@ -205,7 +176,7 @@ HOST_RULES = (
         "none: a front end or storage",
         LEFT_OUT,
         _OUTLIER_SOURCE,
-        _outliers_elsewhere,
+        lambda host: (seen for nic, seen in _outliers(host) if not _is_near_a_gpu(host, nic)),
     ),
     Rule(
         "NIC-RATE-BELOW-CLASS",
@@ -214,7 +185,7 @@ HOST_RULES = (
         "a ring is as fast as its slowest rail",
         _SLOW_REMEDY,
         "NCCL user guide, networking troubleshooting (no unexpected downshift); NVIDIA/nccl#307",
-        _slow_rails,
+        lambda host: (seen for nic, seen in _below_class(host) if _is_near_a_gpu(host, nic)),
     ),
     Rule(
         "NIC-RATE-BELOW-CLASS",
@@ -250,7 +221,7 @@ HOST_RULES = (
         "packets are lost and sent again; error 12 (retries exceeded) follows",
         "check the cable, the optic and, for congestion, the switch port, PFC and ECN",
         "NCCL user guide, networking troubleshooting (RDMA protocol statistics); NVIDIA/nccl#426",
-        _errors,
+        lambda host: _grown(host, ERROR_COUNTERS),  # counts since boot may be years old
     ),
     Rule(
         "NIC-BIT-ERRORS",
@@ -271,8 +242,9 @@ PEER_RULES = (
         "similar links behave differently: one without it loses packets that others repair",
         "the same FEC at all ports and switches: `mlxlink -d DEVICE --fec AU` lets both ends agree",
         "NVIDIA MFT documentation, mlxlink (--fec)",
-        "cluster",
-        _fec_differs,
+        lambda hosts: differing(
+            hosts, "error correction of the rails", lambda host: distinct(nic.fec for nic in rails_of(host))
+        ),
     ),
     PeerRule(
         "NIC-RATE-BELOW-CLASS",
@@ -281,7 +253,6 @@ PEER_RULES = (
         "a ring is as fast as its slowest host",
         _SLOW_REMEDY,
         "NCCL user guide, networking troubleshooting (no unexpected downshift)",
-        "cluster",
         _rails_below_peers,
     ),
     PeerRule(
@@ -292,7 +263,6 @@ PEER_RULES = (
         "`lspci -d 15b3:` (by vendor) and the kernel log there: a card may have fallen off the bus; where a "
         "port is left out that should be a rail, name the rails by `rails:` in hosts.yaml",
         "NVIDIA/NVSentinel, NIC health monitor; Azure/azurehpc-health-checks (expected counts by machine)",
-        "cluster",
         _fewer_rails,
     ),
 )

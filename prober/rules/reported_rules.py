@@ -178,11 +178,7 @@ PORT_CLOSED = RuleText(
     "NCCL user guide, networking troubleshooting (IP ports)",
 )
 
-TEXTS = (
-    *(UNREACHABLE, KEY_UNKNOWN, KEY_CHANGED, NO_LOGIN, NO_ANSWER),
-    *(TOOL_MISSING, TOOL_UNREAD, NO_PERMISSION, TOOL_FAILED, TRUNCATED, VALUE_IMPOSSIBLE, HOSTS_MIXED),
-    *(TRUNK_UNKNOWN, TRUNK_LOW, TUNNEL_NOT_MEASURED, TCP_LOW, RDMA_LOW, GPU_RDMA_LOW, PATH_MTU, PORT_CLOSED),
-)
+TEXTS = tuple(text for text in vars().copy().values() if isinstance(text, RuleText))
 
 RULE_OF_ERROR: Mapping[HostErrorKind, str] = {
     "unreachable": UNREACHABLE.id,
@@ -194,4 +190,4 @@ RULE_OF_ERROR: Mapping[HostErrorKind, str] = {
     "timed out": TRUNCATED.id,
     "too much": TRUNCATED.id,
 }
-"""Nothing is written on a host that is probed, so that there is no rule for "files"."""
+"""Nothing is written on a probed host, so "files" has no rule."""

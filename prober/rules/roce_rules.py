@@ -1,30 +1,31 @@
-"""RoCE: GIDs, MTU, priority flow control, routing of several rails."""
+"""Rules on RoCE: GIDs, MTU, priority flow control, and routing of several rails."""
 
 from __future__ import annotations
 
 import ipaddress
+import operator
 from collections.abc import Iterable, Sequence
 
 from holmes_core.records.devices import Netdev, Nic
 from holmes_core.records.inventory import Host
-from prober.fabrics.clusters import fabric_of
+from prober.fabrics.fabric import fabric_of
 from prober.rails.choose_rails import rails_of
 from prober.rails.port_networks import is_fast_path, netdevs_of
 from prober.rule_text import EvidenceLine
-from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing
+from prober.rules.rule import Evidence, PeerEvidence, PeerRule, Rule, differing, distinct
 
 USUAL_GID = 3
 SMALL_MTU = 1024
 
 
 def roce_ports(host: Host) -> Iterable[Nic]:
-    """RoCE ports that are Active, or may be, and could carry a job."""
+    """Return RoCE ports that are Active, or may be, and could carry a job."""
     usable = (nic for nic in host.nics if nic.kind == "RoCE" and nic.state in ("Active", None))
     return (nic for nic in usable if not is_fast_path(host, nic))
 
 
 def rail_netdevs(host: Host) -> list[Netdev]:
-    """Netdevs of the RoCE rails."""
+    """Return the netdevs of the RoCE rails."""
     names = [nic.netdev for nic in rails_of(host) if nic.kind == "RoCE"]
     return [netdev for netdev in host.netdevs if netdev.name in names]
 
@@ -37,11 +38,6 @@ def _no_v2_gid(host: Host) -> Evidence:
         yield f"no IPv4 address on the netdevs of {', '.join(nic.hca for nic in fabric.rails)}"
 
 
-def _no_v2_gid_beside(host: Host) -> Evidence:
-    """The run does not need the port, but it may have been meant to."""
-    yield from (evidence for nic, evidence in _without_v2_gid(host) if not _is_needed(host, nic))
-
-
 def _without_v2_gid(host: Host) -> Iterable[tuple[Nic, EvidenceLine]]:
     for nic in roce_ports(host):
         if nic.gids and all(gid.type in ("IB", "RoCE v1") for gid in nic.gids):
@@ -49,7 +45,7 @@ def _without_v2_gid(host: Host) -> Iterable[tuple[Nic, EvidenceLine]]:
 
 
 def _is_needed(host: Host, nic: Nic) -> bool:
-    """It is a rail; or the host has none, and no port that could be one instead."""
+    """Return True for a rail, or if the host has neither a rail nor a port that could be one instead."""
     if rails := rails_of(host):
         return nic in rails
     return not any(gid.type == "RoCE v2" for other in roce_ports(host) for gid in other.gids)
@@ -60,12 +56,6 @@ def _give_address(nic: Nic) -> str:
     address = f"`ip address add ADDRESS/LENGTH dev {nic.netdev or 'NETDEV'}`"
     old = nic.driver == "mlx4_core" or nic.device.startswith("mlx4")
     return f"{address}; and `options mlx4_core roce_mode=2` in /etc/modprobe.d" if old else address
-
-
-def _gid_not_usual(host: Host) -> Evidence:
-    for nic in roce_ports(host):
-        if nic.gid_choice is not None and nic.gid_choice != USUAL_GID:
-            yield f"{nic.hca}: the RoCE v2 IPv4 GID is at index {nic.gid_choice}"
 
 
 def _gid_ipv6_only(host: Host) -> Evidence:
@@ -86,7 +76,7 @@ def _mtu_small(host: Host) -> Evidence:
 
 
 def _pfc_off(host: Host) -> Evidence:
-    """The card trusts PCP, so that untagged packets have no priority of their own; or ECN is off, too."""
+    """Yield netdevs without PFC that trust PCP, so that untagged packets have no priority, or have ECN off too."""
     names = {nic.netdev for nic in roce_ports(host)}
     for netdev in host.netdevs:
         unprotected = netdev.name in names and netdev.pfc_enabled_priorities == () and not netdev.ecn_priorities
@@ -96,7 +86,7 @@ def _pfc_off(host: Host) -> Evidence:
 
 
 def _trust_pcp(host: Host) -> Evidence:
-    """A VLAN's packets carry a priority; those without a tag have 0."""
+    """Yield rails that trust PCP without a VLAN. Packets without a tag have priority 0."""
     by_name = {netdev.name: netdev for netdev in host.netdevs}
     for nic in rails_of(host):
         card, own = by_name.get(nic.netdev or ""), next(iter(netdevs_of(host, nic)), None)
@@ -113,7 +103,7 @@ def _trust_pcp(host: Host) -> Evidence:
 
 
 def _no_traffic_class(host: Host) -> Evidence:
-    """With DSCP trusted, traffic class 0 is priority 0, unless the device gives all packets another."""
+    """Yield rails that trust DSCP: traffic class 0 is priority 0 there, unless the device sets another."""
     asked = {"env", "printenv"} & set(host.sources)
     if not asked or any(setting.name == "NCCL_IB_TC" for setting in host.nccl_settings):
         return
@@ -137,43 +127,14 @@ def _rp_filter(host: Host) -> Evidence:
             yield f"{', '.join(loose)}: several rails in {subnet} with rp_filter or arp_ignore at their defaults"
 
 
-def _gid_differs(peers: Sequence[Host]) -> PeerEvidence:
-    choices: dict[str, object] = {}
-    for host in peers:
-        found = {nic.gid_choice for nic in rails_of(host) if nic.gid_choice is not None}
-        choices[host.name] = ", ".join(str(index) for index in sorted(found)) or None
-    yield from differing(choices, "index of the RoCE v2 IPv4 GID")
-
-
-def _mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
-    """RDMA MTUs, which are powers of two: netdevs of 4200 and 9000 have the same."""
-    mtus: dict[str, object] = {}
-    for host in peers:
-        found = {nic.active_mtu for nic in rails_of(host) if nic.kind == "RoCE" and nic.active_mtu is not None}
-        mtus[host.name] = ", ".join(str(mtu) for mtu in sorted(found)) or None
-    yield from differing(mtus, "RDMA MTU of the rails")
-
-
-def _netdev_mtu_differs(peers: Sequence[Host]) -> PeerEvidence:
-    """Frames above the peer's MTU are dropped by TCP's peers without path discovery; RDMA follows its own MTU."""
-    mtus: dict[str, object] = {}
-    for host in peers:
-        found = {netdev.mtu for netdev in rail_netdevs(host) if netdev.mtu is not None}
-        mtus[host.name] = ", ".join(str(mtu) for mtu in sorted(found)) or None
-    yield from differing(mtus, "MTU of the rails' netdevs")
-
-
 def _pfc_differs(peers: Sequence[Host]) -> PeerEvidence:
-    settings: dict[str, object] = {}
-    for host in peers:
-        found = {netdev.pfc_enabled_priorities for netdev in rail_netdevs(host)} - {None}
-        settings[host.name] = "; ".join(sorted(str(priorities) for priorities in found)) or None
-    yield from differing(settings, "priorities with PFC")
-    trusted = {host.name: {netdev.trust for netdev in rail_netdevs(host) if netdev.trust} for host in peers}
-    yield from differing({name: ", ".join(sorted(words)) or None for name, words in trusted.items()}, "trust")
-    marked = {host.name: {netdev.ecn_priorities for netdev in rail_netdevs(host)} - {None} for host in peers}
-    shown = {name: "; ".join(sorted(map(str, found))) or None for name, found in marked.items()}
-    yield from differing(shown, "priorities with ECN")
+    def shown(priorities: Iterable[tuple[int, ...] | None]) -> str | None:
+        return "; ".join(sorted(str(each) for each in {*priorities} - {None})) or None
+
+    pfc, ecn = (operator.attrgetter(name) for name in ("pfc_enabled_priorities", "ecn_priorities"))
+    yield from differing(peers, "priorities with PFC", lambda host: shown(map(pfc, rail_netdevs(host))))
+    yield from differing(peers, "trust", lambda host: distinct(each.trust or None for each in rail_netdevs(host)))
+    yield from differing(peers, "priorities with ECN", lambda host: shown(map(ecn, rail_netdevs(host))))
 
 
 _GIVE_V2_GID = (
@@ -199,7 +160,7 @@ HOST_RULES = (
         "none, unless it is to be a rail",
         _GIVE_V2_GID,
         _GID_SOURCE,
-        _no_v2_gid_beside,
+        lambda host: (seen for nic, seen in _without_v2_gid(host) if not _is_needed(host, nic)),
     ),
     Rule(
         "ROCE-GID-NOT-3",
@@ -209,7 +170,11 @@ HOST_RULES = (
         "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses); Holmes sets it where a VLAN's GID is first on "
         "some rails only",
         "NCCL user guide, networking troubleshooting (RoCE); NVIDIA/nccl#1573",
-        _gid_not_usual,
+        lambda host: (
+            f"{nic.hca}: the RoCE v2 IPv4 GID is at index {nic.gid_choice}"
+            for nic in roce_ports(host)
+            if nic.gid_choice not in (None, USUAL_GID)
+        ),
     ),
     Rule(
         "ROCE-GID-IPV6-ONLY",
@@ -280,8 +245,10 @@ PEER_RULES = (
         "leave NCCL_IB_GID_INDEX unset (NCCL 2.21 on chooses); Holmes sets it where a VLAN's GID is first on "
         "some rails only",
         "NCCL user guide, networking troubleshooting (RoCE)",
-        "job",
-        _gid_differs,
+        lambda hosts: differing(
+            hosts, "index of the RoCE v2 IPv4 GID", lambda host: distinct(nic.gid_choice for nic in rails_of(host))
+        ),
+        scope="job",
     ),
     PeerRule(
         "ROCE-MTU-DIFFERS",
@@ -290,8 +257,12 @@ PEER_RULES = (
         "NCCL takes the smaller of both ends, so that some pairs are slower",
         "set the same MTU on all hosts' netdevs and on the switch",
         "NCCL, src/transport/net_ib/connect.cc (the smaller MTU is used)",
-        "cluster",
-        _mtu_differs,
+        # RDMA MTUs are powers of two, so netdevs of 4200 and 9000 have the same.
+        lambda hosts: differing(
+            hosts,
+            "RDMA MTU of the rails",
+            lambda host: distinct(nic.active_mtu for nic in rails_of(host) if nic.kind == "RoCE"),
+        ),
     ),
     PeerRule(
         "ROCE-MTU-DIFFERS",
@@ -300,8 +271,9 @@ PEER_RULES = (
         "none for RDMA; TCP between them may lose large packets where the switch does not fragment",
         "set the same MTU on all hosts' netdevs and on the switch",
         "Linux, Documentation/networking/ip-sysctl.rst (ip_no_pmtu_disc)",
-        "cluster",
-        _netdev_mtu_differs,
+        lambda hosts: differing(
+            hosts, "MTU of the rails' netdevs", lambda host: distinct(each.mtu for each in rail_netdevs(host))
+        ),
     ),
     PeerRule(
         "ROCE-PFC-DIFFERS",
@@ -310,7 +282,6 @@ PEER_RULES = (
         "packet loss on the hosts without it",
         "the same priorities everywhere: `mlnx_qos -i NETDEV --pfc 0,0,0,1,0,0,0,0` sets priority 3 alone",
         "Mellanox/mlnx-tools, mlnx_qos; scitix/sichek",
-        "cluster",
         _pfc_differs,
     ),
 )

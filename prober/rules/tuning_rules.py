@@ -1,4 +1,4 @@
-"""Rules on settings that hold a sound machine back: control groups, CPU clocks, packet filters, NCCL's own."""
+"""Rules on settings that slow a sound machine: control groups, CPU clocks, packet filters, and NCCL's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FULL_CONNTRACK = 0.8
 
 
 def _memory_limited(host: Host) -> Evidence:
-    """A limit that is no less than the machine's own memory holds nothing back."""
+    """Yield a low memory limit, unless it is as large as the machine's memory."""
     limit, whole = host.memory_limit_bytes, host.memory_bytes
     if limit is None or (whole is not None and limit >= whole) or not host.gpus:
         return
@@ -31,7 +31,7 @@ def _cpus_limited(host: Host) -> Evidence:
 
 
 def _slow_governor(host: Host) -> Evidence:
-    """With intel_pstate or amd-pstate-epp `powersave` follows the load; elsewhere it stays at the lowest clock."""
+    """Yield `powersave`, which stays at the lowest clock unless the driver is intel_pstate or amd-pstate-epp."""
     if host.gpus and host.cpu_governor == "powersave" and not _follows_load(host):
         yield f"cpufreq governor {host.cpu_governor}, driver {host.cpu_frequency_driver}"
 
@@ -46,23 +46,13 @@ def _follows_load(host: Host) -> bool:
     return host.cpu_frequency_driver in (None, "intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 
-def _numa_balancing(host: Host) -> Evidence:
-    if host.gpus and host.numa_balancing:
-        yield "kernel.numa_balancing is on"
-
-
 def _conntrack_full(host: Host) -> Evidence:
     if host.conntrack_share is not None and host.conntrack_share > FULL_CONNTRACK:
         yield f"{host.conntrack_share:.0%} of nf_conntrack_max is in use"
 
 
-def _packet_filter(host: Host) -> Evidence:
-    if host.packet_filter:
-        yield host.packet_filter
-
-
 def _settings(host: Host) -> dict[str, str]:
-    """The first place that sets a variable wins."""
+    """Return the NCCL variables of the host. The first place that sets one wins."""
     return {setting.name: setting.value for setting in reversed(host.nccl_settings)}
 
 
@@ -143,7 +133,7 @@ HOST_RULES = (
         "page faults in ranks and loaders, and on Grace CPUs in GPU memory, too: slower and uneven steps",
         "`sysctl -w kernel.numa_balancing=0`, and in /etc/sysctl.d; Holmes binds each rank to the CPUs near its GPU",
         "NVIDIA Grace performance tuning guide (NUMA balancing); Linux, Documentation/admin-guide/sysctl/kernel.rst",
-        _numa_balancing,
+        lambda host: ["kernel.numa_balancing is on"] if host.gpus and host.numa_balancing else (),
     ),
     Rule(
         "NET-CONNTRACK-FULL",
@@ -162,7 +152,7 @@ HOST_RULES = (
         "let the job's hosts in: `firewall-cmd --permanent --zone=trusted --add-source=NETWORK`, or `iptables -I INPUT "
         "-s NETWORK -j ACCEPT`; `holmes probe --links` tries the ports",
         "NCCL user guide, networking troubleshooting (IP ports); iptables(8), firewalld(1)",
-        _packet_filter,
+        lambda host: [host.packet_filter] if host.packet_filter else (),
     ),
     Rule(
         "NCCL-ADAPTIVE-ROUTING",

@@ -1,1 +1,1 @@
-"""A training that is going on: its processes watched on all hosts for some seconds, and a verdict on it."""
+"""A running training: its processes, watched on all hosts for some seconds, and a verdict on it."""

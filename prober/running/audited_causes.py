@@ -1,6 +1,6 @@
-"""The faults of a run's hosts that a probe found before the run: links at half rate, MTU and GID that differ, and more.
+"""Faults of a run's hosts that an earlier probe found, such as links at half rate or different MTUs.
 
-Only faults that cost speed wherever they are found: one that many sound sites have, too, would be a false alarm.
+Only faults that always cost speed count. A fault that many sound sites have as well would be a false alarm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prober.running.running_texts import RunFinding
 from prober.running.watched_run import BULK_BYTES_PER_S, WatchedRun
 
 OF_HOSTS = ("GPU-FABRIC", "GPU-NVLINK-INACTIVE", "HOST-CPU-GOVERNOR")
-"""Rules of faults that slow any run on the host."""
+"""Rules on faults that slow any run on the host."""
 OF_NETWORKS = (
     "NET-BW-LOW",
     "NET-PATH-MTU",
@@ -28,7 +28,7 @@ OF_NETWORKS = (
     "NIC-SLOT-POWER",
     "PCI-LINK-DEGRADED",
 )
-"""Rules of faults that slow traffic between hosts, of any kind."""
+"""Rules on faults that slow all traffic between hosts."""
 OF_RDMA = (
     "GDR-NO-PEERMEM",
     "PCI-ACS-ON-PATH",
@@ -38,13 +38,13 @@ OF_RDMA = (
     "ROCE-MTU-DIFFERS",
     "ROCE-MTU-SMALL",
 )
-"""Rules of faults that slow traffic of RDMA ports."""
-COST = 0.02  # a fault that was found before comes after all that the watch shows
+"""Rules on faults that slow traffic of RDMA ports."""
+COST = 0.02  # so that these faults come after all that the watch shows
 MAX_NAMED = 8
 
 
 def audited_causes(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield each fault that the inventory has of a host with ranks, where the run uses the part at fault."""
+    """Yield each fault in the inventory of a host with ranks, if the run uses the faulty part."""
     if run.probed is None:
         return
     hosts = {rank.host for rank in run.ranks}

@@ -1,4 +1,4 @@
-"""Bytes between two readings: of TCP connections, interfaces and RDMA ports. Source: ss(8), proc_pid_net(5), sysfs."""
+"""Bytes of TCP connections, interfaces and RDMA ports between two readings. Source: ss(8), proc_pid_net(5), sysfs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from holmes_core.units import bytes_per_s_from_gbps, bytes_per_s_from_mbps
@@ -26,18 +26,18 @@ Ends = tuple[str, str]
 
 
 class Traffic(NamedTuple):
-    """Bytes that were sent and received."""
+    """Bytes sent and received."""
 
     sent: int
     received: int
 
     @property
     def total(self) -> int:
-        """Bytes both ways."""
+        """Bytes in both directions."""
         return self.sent + self.received
 
     def since(self, before: Traffic | None) -> Traffic:
-        """Return the growth; a counter that was set back, or that wrapped, counts from zero."""
+        """Return the growth. A counter that was reset or wrapped counts from zero."""
         if before is None:
             return self
         pairs = ((self.sent, before.sent), (self.received, before.received))
@@ -46,7 +46,7 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Connected:
-    """A TCP connection of a training process, with the bytes while it was watched."""
+    """A TCP connection of a training process, with its bytes during the watch."""
 
     pids: tuple[int, ...]
     local: str
@@ -56,7 +56,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface with its addresses, its speed where the kernel knows it, and the bytes while it was watched."""
+    """An interface with its addresses, its speed if the kernel knows it, and its bytes during the watch."""
 
     name: str
     addresses: tuple[ipaddress.IPv4Interface | ipaddress.IPv6Interface, ...]
@@ -67,7 +67,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """A port of an RDMA device, with the bytes while it was watched; None where its counters are not shown."""
+    """A port of an RDMA device, with its bytes during the watch, or None if its counters are not shown."""
 
     name: str
     is_active: bool
@@ -77,7 +77,7 @@ class RdmaPort:
 
 
 def parse_sockets(text: str) -> dict[Ends, Connected]:
-    """Return the connections of `ss -tinp`, each in two lines, with their bytes so far."""
+    """Return the connections of `ss -tinp`, which prints two lines for each, with their bytes so far."""
     found: dict[Ends, Connected] = {}
     lines = text.splitlines()
     for line, below in itertools.pairwise(lines):
@@ -94,9 +94,7 @@ def parse_sockets(text: str) -> dict[Ends, Connected]:
 def connections(first: Mapping[Ends, Connected], last: Mapping[Ends, Connected]) -> tuple[Connected, ...]:
     """Return the connections that are open at the end, with the bytes since the first reading."""
     return tuple(
-        Connected(
-            each.pids, each.local, each.remote, each.traffic.since(first[ends].traffic if ends in first else None)
-        )
+        replace(each, traffic=each.traffic.since(first[ends].traffic if ends in first else None))
         for ends, each in last.items()
     )
 
@@ -132,7 +130,7 @@ def interfaces(addresses: str, speeds: str, first: str, last: str) -> tuple[Inte
 
 
 def rdma_ports(about: str, first: str, last: str) -> tuple[RdmaPort, ...]:
-    """Return the RDMA ports, from their state, and two readings of their counters."""
+    """Return the RDMA ports from their state and two readings of their counters."""
     facts, before, after = (_port_facts(text) for text in (about, first, last))
     return tuple(
         RdmaPort(
@@ -162,7 +160,7 @@ def _addresses(text: str) -> Iterator[tuple[str, ipaddress.IPv4Interface | ipadd
 
 
 def _speed(text: str | None) -> float | None:
-    """Return the speed that sysfs shows in Mbit/s; -1 and other text are none."""
+    """Return the speed that sysfs shows in Mbit/s, or None for -1 and other text."""
     return bytes_per_s_from_mbps(int(text)) if text and re.fullmatch(r"[1-9][0-9]{0,8}", text) else None
 
 

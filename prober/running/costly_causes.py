@@ -18,11 +18,11 @@ from prober.running.standing_causes import is_idle, named
 from prober.running.watched_host import WatchedHost
 from prober.running.watched_run import BULK_BYTES_PER_S, BytePath, WatchedRun, interface_of
 
-LOW_CLOCK = 0.8  # of the median of the run's GPUs: boost clocks of sound ones differ less
+LOW_CLOCK = 0.8  # of the median of the run's GPUs: boost clocks of sound GPUs differ less
 BUSY_SHARE = 0.8  # of a core
 IDLE_GPU = 0.5
 DISK_BYTES_PER_S = 50e6
-STARTING_S = 120.0  # in which a rank imports, compiles and reads its weights
+STARTING_S = 120.0  # in which a rank imports modules, compiles and reads its weights
 _TENSOR_OPTIONS = re.compile(
     r"--(?:tensor[_-]model[_-]parallel[_-]size|tensor[_-]parallel[_-](?:size|degree)|tp(?:[_-]size|[_-]degree)?)"
     r"(?:=(\d{1,6}))?$"
@@ -30,7 +30,7 @@ _TENSOR_OPTIONS = re.compile(
 
 
 def costly_causes(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield what slows the run, in any order: `cost` says how much."""
+    """Yield causes that slow the run, in any order. `cost` is their share of the time."""
     gpus = {host.name: host.gpus_of(run.of_host(host.name)) for host in run.answered}
     usual_mhz = statistics.median([gpu.clock_mhz for each in gpus.values() for gpu in each if gpu.clock_mhz] or [0.0])
     for host in run.answered:
@@ -61,9 +61,9 @@ def _gpu_slowed(host: WatchedHost, gpus: Sequence[WatchedGpu], usual_mhz: float)
 
 def _cpu_taken(host: WatchedHost) -> Iterator[RunFinding]:
     own = sum(rank.cpu_share + sum(each.cpu_share for each in rank.helpers) for rank in host.ranks)
-    others = host.others_share
+    others = sum(each.cpu_share for each in host.others)
     hungry = [rank for rank in host.ranks if 2 * rank.states.count("R") >= len(rank.states)]
-    # A rank that is always ready and seldom runs is a sign of its own: processes that end meanwhile are not counted.
+    # A rank that is always ready but seldom runs is a sign in itself, as processes that end meanwhile are not counted.
     busy = 0.5 if any(set(rank.states) == {"R"} and rank.main_share < 0.5 for rank in hungry) else 0.8
     if host.cores and hungry and others >= 0.25 * host.cores and own + others >= busy * host.cores:
         lines = [
@@ -132,7 +132,7 @@ def _loading_line(run: WatchedRun, rank: WatchedRank, busy: int) -> str:
 
 
 def _slow_rank(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield the one rank that computes on CPUs while the others wait; with GPUs, waiting looks like computing."""
+    """Yield the one rank that computes on CPUs while others wait. On GPUs, waiting looks like computing."""
     if len(run.ranks) < 2 or any(host.gpus for host in run.answered):
         return
     *others, slowest = sorted(run.ranks, key=lambda rank: rank.cpu_share)
@@ -143,7 +143,7 @@ def _slow_rank(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def _between(run: WatchedRun) -> list[tuple[BytePath, float]]:
-    """Return the paths between watched hosts that carry bulk, with their rates: others may lead to a storage."""
+    """Return paths between watched hosts with much traffic, and their rates. Other paths may lead to storage."""
     paths = [path for path in run.paths if path.leaves_host and path.is_watched and path.sender in run.by_name]
     rated = [(path, path.sent_bytes / run.by_name[path.sender].seconds) for path in paths]
     return [(path, rate) for path, rate in rated if rate >= BULK_BYTES_PER_S]

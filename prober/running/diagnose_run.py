@@ -1,4 +1,4 @@
-"""The verdict on a watched run: what stops it, else what costs most, else why there is none, else that it is sound."""
+"""The verdict on a watched run: the cause that stops it or costs most, the reason for no verdict, or a sound run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from prober.running.standing_causes import is_idle, moves, named, standing_cause
 from prober.running.watched_run import WatchedRun
 
 MAX_NAMED = 8
-_LOG_COST = 0.4  # of a cause in NCCL's log of a run that goes on: it names no share of the time
+_LOG_COST = 0.4  # of a cause in NCCL's log of a running job, which shows no share of the time
 
 
 @dataclass(frozen=True)
 class RunDiagnosis:
-    """The verdict. `cause` is an id, `none` for a sound run, or None with what would allow a verdict in `needed`."""
+    """The verdict. `cause` is an id, `none` for a sound run, or None. Then `needed` says how to get a verdict."""
 
     cause: str | None
     says: str
@@ -36,7 +36,7 @@ class RunDiagnosis:
 
 
 def diagnose_run(run: WatchedRun) -> RunDiagnosis:
-    """Return the diagnosis that the watch allows."""
+    """Return the diagnosis from the watch."""
     notes = tuple(_notes(run))
     if not run.ranks:
         says, needed = _no_ranks(run)
@@ -52,7 +52,7 @@ def diagnose_run(run: WatchedRun) -> RunDiagnosis:
 
 
 def _from_logs(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield the cause that NCCL's logs show, where a rank's log is a file that can be read."""
+    """Yield the cause in NCCL's logs, if a rank's log is a readable file."""
     facts = LogFacts()
     for host in run.answered:
         if "NCCL" in host.nccl_log:
@@ -83,7 +83,7 @@ def _failures(run: WatchedRun) -> tuple[str, ...]:
 
 
 def _no_verdict(run: WatchedRun) -> tuple[str, str, tuple[str, ...]] | None:
-    """Return why the watch allows no verdict, what would, and the lines; None if it shows a sound run."""
+    """Return the reason for no verdict, what would allow one, and the lines. Return None for a sound run."""
     idle = [rank for rank in run.ranks if is_idle(run, rank)]
     if len(idle) == len(run.ranks):
         lines = tuple(f"{named(rank)}: waits in {wait_of(rank) or 'a place not shown'}" for rank in run.ranks)
@@ -96,7 +96,7 @@ def _no_verdict(run: WatchedRun) -> tuple[str, str, tuple[str, ...]] | None:
         size = run.job.size if run.job else None
         says = f"{absent} of the {size} ranks run on no host that was watched, and nothing is wrong with the others"
         failed = [host.name for host in run.hosts if host.failure]
-        addresses = run.unwatched_addresses()
+        addresses = sorted({path.receiver for path in run.paths if not path.is_watched and path.leaves_host})
         where = f"the hosts at {format_names(addresses, MAX_NAMED)}" if addresses else "their hosts"
         needed = f"see to {format_names(failed, MAX_NAMED)}" if failed else f"add {where}"
         return says, needed, _failures(run)
@@ -125,7 +125,7 @@ def _progress(run: WatchedRun) -> str:
 
 
 def _notes(run: WatchedRun) -> Iterator[str]:
-    """Yield in which respects the answer is a partial one, and which right would help."""
+    """Yield notes on hosts and facts that the answer lacks, with the right that would help."""
     yield from (f"{line}; it was left out" for line in _failures(run))
     if run.other_ranks:
         yield f"{run.other_ranks} ranks of other trainings run on the hosts and were left out"

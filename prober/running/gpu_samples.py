@@ -1,4 +1,4 @@
-"""GPUs of a host as some snapshots of nvidia-smi show them. Source: nvidia-smi(1), nvml.h (reasons)."""
+"""GPUs of a host in several snapshots of nvidia-smi. Source: nvidia-smi(1), nvml.h (reasons)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 MAX_GPUS = 64
 _NUM_FIELDS = 7
-# Bits of the reasons why a GPU's clock is low that are faults: a sound GPU may be at its power cap.
+# Bits of reasons for a low clock that are faults. The power cap is none.
 FAULT_REASONS = {
     0x08: "HW slowdown",
     0x20: "SW thermal slowdown",
@@ -20,7 +20,7 @@ FAULT_REASONS = {
 
 @dataclass(frozen=True)
 class WatchedGpu:
-    """A GPU in all snapshots. `reasons` has a bit for each reason of a low clock; None where nvidia-smi says none."""
+    """A GPU in all snapshots. `reasons` has a bit for each reason of a low clock, by snapshot."""
 
     index: int
     uuid: str
@@ -41,7 +41,7 @@ class WatchedGpu:
         return statistics.median(self.clocks_mhz) if self.clocks_mhz else None
 
     def slowed_by(self) -> tuple[str, ...]:
-        """Return the faults that hold its clock down in most snapshots."""
+        """Return the faults that lower its clock in most snapshots."""
         return tuple(
             name
             for bit, name in FAULT_REASONS.items()
@@ -50,7 +50,7 @@ class WatchedGpu:
 
 
 def parse_gpus(texts: Sequence[str]) -> tuple[WatchedGpu, ...]:
-    """Return the GPUs in the snapshots; rows of another form are left out."""
+    """Return the GPUs in the snapshots, without rows of another form."""
     rows: dict[tuple[int, str], list[list[str]]] = {}
     for text in texts:
         for line in text.splitlines()[: 2 * MAX_GPUS]:
@@ -76,7 +76,7 @@ def _gpu(index: int, uuid: str, rows: Sequence[Sequence[str]]) -> WatchedGpu:
 
 
 def parse_gpu_processes(text: str) -> dict[int, set[str]]:
-    """Return the GPUs, by UUID, of each process that computes."""
+    """Return the UUIDs of the GPUs of each process that computes."""
     holders: dict[int, set[str]] = {}
     for line in text.splitlines()[:4096]:
         uuid, _, pid = (part.strip() for part in line.partition(","))

@@ -1,7 +1,7 @@
-"""Training processes of a host: the ranks, their helpers, and who else computes, from two readings of /proc.
+"""Training processes of a host from two readings of /proc: the ranks, their helpers, and other busy processes.
 
-Source: proc(5). A rank is the first process of its family with that RANK that is no shell or other wrapper. The
-processes that it starts are helpers, mostly loaders of data.
+A rank is the first process of a family with the same RANK that is not a shell or another wrapper. The processes that it
+starts are helpers, mostly data loaders. Source: proc(5).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 TICKS_PER_S = 100.0  # USER_HZ of every Linux that runs on x86-64 and Arm; source: proc(5), sysconf(3)
 MAX_RANKS = 1_048_576
 MAX_PIDS = 65_536
-MAX_GENERATIONS = 16  # of processes, looked through for an ancestor
-MARK = "HOLMES_WATCHED"  # has a value of its own in the processes of each command that was started to be watched
+MAX_GENERATIONS = 16  # of parents searched for an ancestor
+MARK = "HOLMES_WATCHED"  # a variable with a unique value for each command that was started to be watched
 _FACT = re.compile(r"/proc/(\d{1,10})/(\w+):(.*)$")
 _STAT = re.compile(r"(\d{1,10}) \((.{0,64})\) ([A-Za-z]) (\d{1,10})((?: -?\d{1,20}){18,50})\s*$")
 _CPU, _START = (9, 10), 17  # places of utime, stime and starttime after the parent's number
@@ -32,7 +32,7 @@ _RANK, _SIZE, _LOCAL = (
 
 
 class ProcessStat(NamedTuple):
-    """A line of /proc/PID/stat: `cpu_s` are seconds of all its threads, `started_s` counts from the host's start."""
+    """A line of /proc/PID/stat. `cpu_s` counts all threads, and `started_s` is the time since the host's start."""
 
     pid: int
     name: str
@@ -43,9 +43,9 @@ class ProcessStat(NamedTuple):
 
 
 class JobKey(NamedTuple):
-    """The marks of one training: the port and the name of its rendezvous, the number of ranks, and its Slurm job.
+    """The key of one training: the port and name of its rendezvous, its number of ranks, and its Slurm job.
 
-    `place` is the address of the rendezvous, or the host, where trainings have the same marks.
+    `place` is the address of the rendezvous, or the host, if trainings have all else in common.
     """
 
     port: str
@@ -57,7 +57,7 @@ class JobKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Helper:
-    """A process that a rank started, with the CPU seconds it used a second."""
+    """A process that a rank started, with its CPU seconds per second."""
 
     pid: int
     name: str
@@ -66,10 +66,10 @@ class Helper:
 
 @dataclass(frozen=True)
 class WatchedRank:
-    """A rank as it was watched. `states` and `waits` are of its main thread, one for each snapshot.
+    """A watched rank. `states` and `waits` describe its main thread in each snapshot.
 
-    Shares are CPU seconds a second: of all its threads, and of the main one. Bytes are of the disk; None where
-    the kernel does not show them.
+    Shares are CPU seconds per second, of all threads or of the main thread. Bytes count the disk, or are None if the
+    kernel does not show them.
     """
 
     host: str
@@ -91,7 +91,7 @@ class WatchedRank:
 
     @property
     def local_size(self) -> int | None:
-        """The number of ranks that its launcher started on this host, if a variable says so."""
+        """The number of ranks that its launcher started on this host, if a variable has it."""
         return _count(self.variables.get("LOCAL_WORLD_SIZE"))
 
     @property
@@ -112,7 +112,7 @@ def facts_by_pid(texts: Iterable[str], file: str) -> dict[int, list[str]]:
 
 
 def parse_stats(text: str) -> dict[int, ProcessStat]:
-    """Return the processes of `cat /proc/*/stat` by their number."""
+    """Return the processes of `cat /proc/*/stat` by pid."""
     stats: dict[int, ProcessStat] = {}
     for line in text.splitlines():
         if (match := _STAT.match(line)) and len(stats) < MAX_PIDS:
@@ -126,7 +126,7 @@ def parse_stats(text: str) -> dict[int, ProcessStat]:
 
 
 def cpu_shares(first: Mapping[int, ProcessStat], last: Mapping[int, ProcessStat], seconds: float) -> dict[int, float]:
-    """Return the CPU seconds a second of each process that was there at both times, or began between them."""
+    """Return the CPU seconds per second of each process that existed at both times or began between them."""
     shares = {}
     for pid, stat in last.items():
         before = first.get(pid)
@@ -137,7 +137,7 @@ def cpu_shares(first: Mapping[int, ProcessStat], last: Mapping[int, ProcessStat]
 
 
 def is_descendant(pid: int, ancestors: Collection[int], stats: Mapping[int, ProcessStat]) -> bool:
-    """Return True if the process is one of `ancestors`, or one of them started it by way of others."""
+    """Return True if the process is one of `ancestors`, or one of them started it, even indirectly."""
     for _ in range(MAX_GENERATIONS):
         if pid in ancestors:
             return True
@@ -148,7 +148,7 @@ def is_descendant(pid: int, ancestors: Collection[int], stats: Mapping[int, Proc
 
 
 def variables_by_pid(facts: Mapping[int, Sequence[str]], slurm_job: str | None) -> dict[int, dict[str, str]]:
-    """Return the variables of each process of the Slurm job, or of all."""
+    """Return the variables of each process of the Slurm job, or of all processes without one."""
     found = {}
     for pid, lines in facts.items():
         variables = dict(line.split("=", 1) for line in lines if "=" in line)
@@ -160,11 +160,11 @@ def variables_by_pid(facts: Mapping[int, Sequence[str]], slurm_job: str | None) 
 def families(variables: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[JobKey, int, list[int]]]:
     """Yield each rank of each job with the processes that have its variables.
 
-    Where any process of a Slurm job has RANK, one of it that has only a number of Slurm or MPI is a launcher.
+    If any process of a Slurm job has RANK, its processes with only a number of Slurm or MPI are launchers.
     """
-    told = {found.get("SLURM_JOB_ID") for found in variables.values() if "RANK" in found}
+    with_rank = {found.get("SLURM_JOB_ID") for found in variables.values() if "RANK" in found}
     ranked = {
-        pid: found for pid, found in variables.items() if "RANK" in found or found.get("SLURM_JOB_ID") not in told
+        pid: found for pid, found in variables.items() if "RANK" in found or found.get("SLURM_JOB_ID") not in with_rank
     }
     members: dict[tuple[JobKey, int], list[int]] = {}
     for pid, found in ranked.items():
@@ -180,13 +180,13 @@ def families(variables: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[JobKe
 
 
 def _has_gate(variables: Mapping[str, str]) -> bool:
-    """Return True if ranks of several hosts meet on a loopback, where each host has a gate at a port of its own."""
+    """Return True if ranks of several hosts use a loopback address, where each host has a gate at its own port."""
     sizes = {variables.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     return variables.get("MASTER_ADDR", "").startswith("127.") and len(sizes) == 2
 
 
 def split_family(pids: Sequence[int], stats: Mapping[int, ProcessStat]) -> tuple[ProcessStat, list[ProcessStat]] | None:
-    """Return the process that is the rank, and its helpers; None if all have ended."""
+    """Return the process that is the rank, and its helpers, or None if all have ended."""
     alive = [stats[pid] for pid in sorted(pids) if pid in stats and stats[pid].state not in "ZX"]
     working = {each.pid: each for each in alive if not _WRAPPERS.fullmatch(each.name)}
     first = next((each for each in working.values() if each.parent not in working), next(iter(alive), None))

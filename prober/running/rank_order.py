@@ -1,9 +1,9 @@
-"""The cause that ranks exchange over the wire between clusters where another order of the same hosts would not.
+"""The cause of traffic between clusters that another order of the same hosts would avoid.
 
-A collective's peers follow from the numbers of ranks, so bytes between two hosts stay with their ranks when these move
-to other hosts. A move exchanges the ranks of two hosts that have equally many. A search by such moves may miss an
-order, and finds none that is not there: where every order sends as much between clusters, it ends with the present
-one. It begins with the present order, and with hosts cluster by cluster where all have equally many ranks.
+A collective's peers follow from the numbers of ranks, so traffic stays with the ranks when these move to other hosts.
+A move swaps the ranks of two hosts with equally many. The search by such moves may miss a better order. It starts from
+the present order and, if all hosts have equally many ranks, from hosts in order of clusters. If every order sends as
+much between clusters, it ends with the present one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from prober.running import running_texts as causes
 from prober.running.running_texts import RunFinding
 from prober.running.watched_run import BULK_BYTES_PER_S, WatchedRun
 
-MIN_FILLED = 0.5  # of the watch: a wire that is filled for less may be waited for by no rank
-MAX_LEFT = 0.6  # of that time with the other order: a ring that crosses four times crosses twice then
+MIN_FILLED = 0.5  # of the watch: ranks may not wait at all for a wire that is filled for less
+MAX_LEFT = 0.6  # of that time in the other order, as for a ring that crosses twice instead of four times
 MAX_NAMED = 64
-_CANDIDATES = 16  # hosts of each cluster that are tried in a step of the search
+_CANDIDATES = 16  # hosts of each cluster to try in a step of the search
 
 Places = dict[str, str]
 """The host that would have the ranks of each host."""
@@ -33,10 +33,10 @@ Places = dict[str, str]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Bytes a second between hosts by sender and receiver, the clusters of hosts, and rates by two clusters.
+    """Traffic between hosts by sender and receiver, the clusters of hosts, and the rates of wires.
 
-    `rates` has the rate of a pair of hosts, and inside a cluster that of its own network; `trunks` those that all
-    share, by one cluster or two.
+    `rates` has the rate of a pair of hosts by their clusters, also inside one cluster. `trunks` has the rates that all
+    pairs share, by one cluster or two.
     """
 
     bytes_per_s: Mapping[tuple[str, str], float]
@@ -51,7 +51,7 @@ class Exchange:
         return {host: host for host in self.num_ranks}
 
     def crossing(self, places: Places) -> float:
-        """Return the bytes a second between clusters."""
+        """Return the bytes per second between clusters."""
         return sum(
             rate
             for (sender, receiver), rate in self.bytes_per_s.items()
@@ -59,7 +59,7 @@ class Exchange:
         )
 
     def filled(self, places: Places) -> float:
-        """Return the seconds for which the bytes of a second fill their narrowest wire, at its rate."""
+        """Return the seconds for which the bytes of one second fill the slowest wire."""
         wires: dict[tuple[str, ...], float] = defaultdict(float)
         for (sender, receiver), rate in self.bytes_per_s.items():
             ends = places[sender], places[receiver]
@@ -73,7 +73,7 @@ class Exchange:
 
 
 def rank_order_cause(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield the cause where the wire between clusters is filled, and another order fills it for clearly less."""
+    """Yield the cause if the wire between clusters is filled and another order would fill it far less."""
     exchange = _exchange(run)
     if exchange is None or not exchange.rates:
         return
@@ -87,10 +87,10 @@ def rank_order_cause(run: WatchedRun) -> Iterator[RunFinding]:
         return
     gain = min(1.0, filled) * (1 - left / filled)
     order = format_names([better[host] for host in now], MAX_NAMED)
-    (sender, receiver), most = max(
-        (each for each in exchange.bytes_per_s.items() if _crosses(exchange, *each[0])), key=lambda each: each[1]
-    )
-    ends = exchange.clusters[sender], exchange.clusters[receiver]
+    clusters = exchange.clusters
+    across = {ends: rate for ends, rate in exchange.bytes_per_s.items() if clusters[ends[0]] != clusters[ends[1]]}
+    (sender, receiver), most = max(across.items(), key=lambda each: each[1])
+    ends = clusters[sender], clusters[receiver]
     lines = (
         f"{sender} of {ends[0]} to {receiver} of {ends[1]}: {format_rate(most)}, ranks {_numbers(run, sender)} to "
         f"{_numbers(run, receiver)}",
@@ -105,7 +105,7 @@ def rank_order_cause(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def unmeasured_order(run: WatchedRun) -> str | None:
-    """Return advice to measure where another order sends far less between clusters whose rates are not known."""
+    """Return the advice to measure links if another order sends far less between clusters with unknown rates."""
     exchange = _exchange(run)
     if exchange is None or exchange.rates:
         return None
@@ -120,7 +120,7 @@ def unmeasured_order(run: WatchedRun) -> str | None:
 
 
 def better_places(exchange: Exchange) -> Places:
-    """Return the better of two orders: pairs exchanged from the present one, or from one by clusters."""
+    """Return the better of two orders, found by swaps from the present one and from one by clusters."""
     present, grouped = exchange.present, exchange.present
     if len(set(exchange.num_ranks.values())) == 1:
         grouped = dict(zip(present, sorted(present, key=exchange.clusters.__getitem__), strict=True))
@@ -128,7 +128,7 @@ def better_places(exchange: Exchange) -> Places:
 
 
 def _improved(exchange: Exchange, places: Places) -> Places:
-    """Return the places after exchanges of pairs, made as long as fewer bytes cross."""
+    """Return the places after swaps, made as long as they reduce the bytes between clusters."""
     while swap := max(_swaps(exchange, places), default=None):
         saved, one, other = swap
         if saved <= 1e-6 * exchange.crossing(places):
@@ -138,7 +138,7 @@ def _improved(exchange: Exchange, places: Places) -> Places:
 
 
 def _swaps(exchange: Exchange, places: Places) -> Iterator[tuple[float, str, str]]:
-    """Yield pairs of hosts in two clusters with the bytes that no longer cross once they have each other's ranks."""
+    """Yield pairs of hosts in two clusters with the bytes that no longer cross after they swap ranks."""
     at = {host: exchange.clusters[place] for host, place in places.items()}
     both: dict[tuple[str, str], float] = defaultdict(float)
     near: dict[tuple[str, str], float] = defaultdict(float)
@@ -161,7 +161,7 @@ def _swaps(exchange: Exchange, places: Places) -> Iterator[tuple[float, str, str
 
 
 def _exchange(run: WatchedRun) -> Exchange | None:
-    """Return what ranks exchange; None where a part of it or the clusters are not known. Rates may be missing."""
+    """Return the traffic of the ranks, or None if a part of it or the clusters are not known. Rates may be missing."""
     hosts = list(dict.fromkeys(rank.host for rank in run.ranks))
     clusters = {host: each.name for each in run.probed.clusters for host in each.hosts} if run.probed else {}
     seen = all(run.bytes_of(rank) is not None for rank in run.ranks)
@@ -185,9 +185,9 @@ def _exchange(run: WatchedRun) -> Exchange | None:
 
 
 def _rates(probed: Inventory, devices: Mapping[str, str]) -> dict[tuple[str, str], float]:
-    """Return the median rate from one cluster to another, and inside each, of links between the devices in use.
+    """Return the median rates from one cluster to another and inside each, of links between the devices in use.
 
-    Inside a cluster whose links were measured by other devices, an interface carries at least as much as across.
+    If links inside a cluster were measured by other devices, its rate is at least that of its links to others.
     """
     measured: dict[tuple[str, str], list[float]] = {}
     for link in best_links(link for link in probed.links if link.method != "stated" and not link.tunnel):
@@ -200,10 +200,6 @@ def _rates(probed: Inventory, devices: Mapping[str, str]) -> dict[tuple[str, str
     for one in {cluster for way in rates for cluster in way}:
         rates.setdefault((one, one), max(rate for way, rate in rates.items() if one in way))
     return rates
-
-
-def _crosses(exchange: Exchange, sender: str, receiver: str) -> bool:
-    return exchange.clusters[sender] != exchange.clusters[receiver]
 
 
 def _numbers(run: WatchedRun, host: str) -> str:

@@ -1,18 +1,18 @@
-"""Causes that a watched run can show: one text for each, with the change that helps and the source."""
+"""Causes that a watched run can show, each with its text, remedy and source."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prober.nccl_logs.cause_texts import checked_by
+from prober.nccl_logs.cause_texts import Cause
 
 MAX_LINES = 6
-FAILURE = 2.0  # of `cost`: what stops a run comes before whatever slows it
+FAILURE = 2.0  # as `cost`, puts causes that stop a run before those that slow it
 
 
 @dataclass(frozen=True)
 class RunFinding:
-    """A cause that the watch shows. `cost` is the share of the time that it may take, or FAILURE; 0 is a remark."""
+    """A cause that the watch shows. `cost` is the share of time that it may take, FAILURE, or 0 for a remark."""
 
     cause: str
     says: str
@@ -22,19 +22,12 @@ class RunFinding:
 
 
 @dataclass(frozen=True)
-class RunCause:
-    """The text that all findings of one cause share. `rule`: the rule of `holmes probe` that checks hosts for it."""
-
-    id: str
-    says: str
-    remedy: str
-    source: str
-    rule: str | None = None
+class RunCause(Cause):
+    """A cause that a watched run shows."""
 
     def finding(self, detail: str, *lines: str, cost: float, remedy: str = "") -> RunFinding:
-        """Return the finding; `detail` follows the sentence, `remedy` goes before the usual one."""
-        helps = f"{remedy}{self.remedy}{checked_by(self.rule)}"
-        return RunFinding(self.id, f"{self.says}: {detail}", helps, lines[:MAX_LINES], cost)
+        """Return the finding. `detail` is added to the sentence, and `remedy` precedes the usual one."""
+        return RunFinding(self.id, f"{self.says}: {detail}", self.advice(remedy), lines[:MAX_LINES], cost)
 
 
 STOPPED = RunCause(

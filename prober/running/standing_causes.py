@@ -1,4 +1,4 @@
-"""Causes that stop a run: a rank that is stopped, gone, or hangs, and a GPU that reports a fault; the surest first."""
+"""Causes that stop a run: a rank that is stopped, missing or hanging, and a GPU that reports a fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STOPPED = {"T", "t"}
 
 
 def standing_causes(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield what stops the run."""
+    """Yield causes that stop the run, the most certain first."""
     yield from _stopped(run)
     yield from _missing(run)
     yield from _gpu_faults(run)
@@ -42,7 +42,7 @@ def named(rank: WatchedRank) -> str:
 
 
 def wait_of(rank: WatchedRank) -> str | None:
-    """Return the place in the kernel where its main thread waited in most snapshots; None where that is not shown."""
+    """Return the place in the kernel where its main thread waited in most snapshots, or None if none is shown."""
     known = [wait for wait in rank.waits if wait not in ("0", "")]
     return Counter(known).most_common(1)[0][0] if known else None
 
@@ -59,7 +59,7 @@ def _stopped(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def _missing(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield hosts that lack ranks; none while the others go on, as ranks that have done their part may end."""
+    """Yield hosts that lack ranks, unless the others go on: ranks may end when their part is done."""
     missing = list(run.missing_local())
     if not missing or moves(run) or not all(is_idle(run, rank) or _spins(run, rank) for rank in run.ranks):
         return
@@ -92,9 +92,9 @@ def _gpu_faults(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def _hanging(run: WatchedRun) -> Iterator[RunFinding]:
-    """Yield the few ranks that idle while the GPUs of the others spin; or, where all idle, that wait elsewhere.
+    """Yield the few ranks that idle while the GPUs of others spin, or if all idle, those that wait elsewhere.
 
-    A collective of NCCL keeps its GPU busy as it waits. A rank that keeps a CPU busy may compute what others wait for.
+    A waiting collective of NCCL keeps its GPU busy. A rank with a busy CPU may compute results that others wait for.
     """
     idle: list[WatchedRank] = []
     others: list[WatchedRank] = []
@@ -119,7 +119,7 @@ def _hanging(run: WatchedRun) -> Iterator[RunFinding]:
 
 
 def _at_another_place(idle: list[WatchedRank]) -> list[WatchedRank]:
-    """Return the ranks that wait elsewhere than most; none where most do not agree or a place is not shown."""
+    """Return the ranks that wait elsewhere than most. Empty if there is no majority or a place is not shown."""
     places = Counter(map(wait_of, idle))
     (place, count), *_ = places.most_common(1)
     if place is None or None in places or 2 * count <= len(idle):

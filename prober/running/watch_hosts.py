@@ -1,4 +1,4 @@
-"""Watch the training on all hosts at once, or read a recording of that."""
+"""Watching the training on all hosts at once, or reading a recording of a watch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ANSWER_S = 90.0  # after the watch: tools that hang are ended after 20 s each
 
 @dataclass(frozen=True)
 class Watch:
-    """Hosts to be watched for some seconds, by steps of a Slurm job, or as a command was started there.
+    """Hosts to be watched for some seconds, by steps of a Slurm job or from the start of a command there.
 
-    `environ` names the job. Once `gives_up`, hosts that have not answered are failures.
+    `environ` names the job. Once `gives_up`, hosts without an answer are failures.
     """
 
     hosts: HostsFile
@@ -36,7 +36,7 @@ class Watch:
 
 
 def watch_hosts(watch: Watch, progress: Progress, record: Path | None) -> dict[str, HostRecording]:
-    """Return what each host answered. A host that fails has a finding in its notes, and stops no other.
+    """Return the answers of the hosts. A host that fails has a finding in its notes, and does not stop others.
 
     Raises:
         HolmesError: `record` holds a recording, or cannot be written.
@@ -45,16 +45,15 @@ def watch_hosts(watch: Watch, progress: Progress, record: Path | None) -> dict[s
 
 
 def run_of(recorded: Mapping[str, HostRecording], probed: Inventory | None = None) -> WatchedRun:
-    """Return the run in what hosts answered, with the inventory of a probe."""
+    """Return the run in the answers of hosts, with the inventory of a probe."""
     started = next((each.notes.started for each in recorded.values() if each.notes.started), None)
-    return watched_run([_host(name, recording) for name, recording in recorded.items()], started, probed)
-
-
-def _host(name: str, recording: HostRecording) -> WatchedHost:
-    failure = recording.notes.failure
-    if failure is not None:
-        return WatchedHost(name, failure=failure.evidence)
-    return read_watched(name, recording.outputs, recording.notes.slurm_job)
+    hosts = [
+        WatchedHost(name, failure=each.notes.failure.evidence)
+        if each.notes.failure is not None
+        else read_watched(name, each.outputs, each.notes.slurm_job)
+        for name, each in recorded.items()
+    ]
+    return watched_run(hosts, started, probed)
 
 
 def _watch(watch: Watch, entry: HostEntry, position: int) -> HostRecording:
@@ -70,6 +69,6 @@ def _watch(watch: Watch, entry: HostEntry, position: int) -> HostRecording:
     try:
         script = functools.partial(watch_script, watch.seconds, started)
         outputs, *_ = ask_by_script(entry.name, access, script, timeout_s, connecting)
-    except Exception as error:  # one host never costs the others
+    except Exception as error:  # one host must not stop the others
         return HostRecording((), notes.model_copy(update={"failure": failure_of(entry.name, error)}))
     return HostRecording(outputs, notes)

@@ -1,4 +1,4 @@
-"""Commands that watch the training processes of a host for some seconds: they read, as this user, and change nothing.
+"""Commands that watch the training processes of a host for some seconds. They only read, as this user.
 
 Sources: proc(5), ss(8), nvidia-smi(1), Linux Documentation/ABI/stable/sysfs-class-infiniband.
 """
@@ -12,12 +12,12 @@ from prober.asking.commands import Command, script
 from prober.facts.gpu.gpu_query import UNKNOWN_FIELD
 from prober.running.processes import MARK
 
-SNAPSHOTS = 6  # of states and GPUs; the first and the last count bytes and seconds too
+SNAPSHOTS = 6  # of states and GPUs; the first and the last also count bytes and seconds
 MAX_PROCESSES = 512
 MAX_KEPT_BYTES = 4 << 20  # of one command's output
 MAX_LOGS = 16  # of one host
 MAX_WAIT_S = 3600  # for the first rank of a command that was started
-WARM_UP = 2  # times the seconds of the watch, in which ranks import, compile and read weights
+WARM_UP = 2  # times the seconds of the watch, in which ranks import modules, compile and read weights
 _LOG_HEAD, _LOG_TAIL, _LOG_LINES = 1 << 20, 1 << 18, 1 << 17  # bytes of a log that are searched, and kept
 
 READ_VARIABLES = (
@@ -35,10 +35,10 @@ _FIND = (
     f"head -n {MAX_PROCESSES})"
 )
 _HAS_PIDS = '[ -n "$pids" ]'
-# A nvidia-smi that hung is not run again. Its exit code is noted by the test before the next command.
+# An nvidia-smi that hung is not run again. The test before the next command notes its exit code.
 _HAS_GPUS = "command -v nvidia-smi >/dev/null 2>&1 && case $smi in 124|137) false;; esac"
 _BOUND = f"2>/dev/null | head -c {MAX_KEPT_BYTES}"
-# Of a command line: the program, names of scripts, modules and options, and whole numbers. Every other word is ***.
+# Keeps the program, names of scripts, modules and options, and whole numbers. Every other word becomes ***.
 _MASK = (
     "awk '!/^\\/proc\\/[0-9]+\\/cmdline:/ { next } "
     '{ at = index($0, ":"); file = substr($0, 1, at); word = substr($0, at + 1); first = file != last; last = file; '
@@ -125,7 +125,7 @@ GPU_PROCESSES = Command(
     "nvidia-smi --query-compute-apps=gpu_uuid,pid --format=csv,noheader,nounits", limited=True, when=_HAS_GPUS
 )
 KERNEL_LOG = Command("dmesg 2>&1 | grep -E 'NVRM: Xid|not permitted' | tail -n 100", shown="dmesg")
-# A line from NCCL's own prefix on, which printed variables do not have: `host:pid:tid [gpu] ... NCCL INFO ...`.
+# A line beginning with NCCL's prefix, which printed variables do not have: `host:pid:tid [gpu] ... NCCL INFO ...`.
 _NCCL_LINE = (
     r"[A-Za-z0-9_.-]{1,255}:[0-9]+:[0-9]+ \[[0-9]+\] ([^ [:cntrl:]]+ )?NCCL (INFO|WARN|TRACE) [^[:cntrl:]]{0,1000}"
     r"|^NCCL version [0-9][^ [:cntrl:]]{0,100}"
@@ -146,16 +146,16 @@ NCCL_LOGS = Command(
 
 
 class MarkedCommand(NamedTuple):
-    """A command that was started to be watched: the value of MARK in its processes, and its PID where it runs here."""
+    """A command that was started to be watched: the value of MARK in its processes, and its PID if it runs here."""
 
     mark: str
     pid: int | None
 
 
 def watch_script(seconds: int, started: MarkedCommand | None, token: str) -> str:
-    """Return the script that watches for so many seconds; its markers start with `token`."""
+    """Return the script that watches for `seconds`. Its markers start with `token`."""
     find = _FIND
-    if started is not None and started.pid is not None:  # other trainings of this host do not count
+    if started is not None and started.pid is not None:  # leave out other trainings on this host
         own = f"grep -lsaz '^{MARK}={started.mark}' {_of_processes('environ')} | tr -dc '0-9\\n'"
         find += f'; [ -z "$pids" ] || pids=$({own})'
     waits = "" if started is None else _waiting(find, started.pid, WARM_UP * seconds)
@@ -163,10 +163,10 @@ def watch_script(seconds: int, started: MarkedCommand | None, token: str) -> str
 
 
 def _waiting(find: str, pid: int | None, warm_up_s: int) -> str:
-    """Return what waits for the first rank, while the command runs, and then for some seconds.
+    """Return the script that waits for the first rank while the command runs, and then for some seconds.
 
-    A line each second ends it with its connection. `goes_on SECONDS` waits for a time of the watch, and fails once all
-    ranks have ended, or the process that started the script has.
+    It prints a line each second, so that it ends with its connection. `goes_on SECONDS` waits for a time of the watch,
+    and fails once all ranks or the process that started the script have ended.
     """
     runs = "true" if pid is None else f"[ -d /proc/{pid} ]"
     return "\n".join(
@@ -183,9 +183,9 @@ def _waiting(find: str, pid: int | None, warm_up_s: int) -> str:
 
 
 def watch_commands(seconds: int, may_end: bool = False) -> list[Command]:
-    """Return the commands in order: facts that stay, snapshots that begin with the host's clock, and logs.
+    """Return the commands in order: constant facts, snapshots that begin with the host's clock, and logs.
 
-    Where the ranks may end before the watch, each snapshot counts bytes and seconds, and none follows their end.
+    If the ranks may end before the watch, each snapshot counts bytes and seconds, and none follows their end.
     """
     counted = (PROCESSES, DISK, SOCKETS, INTERFACES, PORT_COUNTERS)
     seen = (MAIN_THREADS, WAITS, GPUS, GPUS_BEFORE_535)
@@ -195,11 +195,8 @@ def watch_commands(seconds: int, may_end: bool = False) -> list[Command]:
         ends = number in (0, SNAPSHOTS - 1)
         if may_end:
             commands.append(replace(UPTIME, when=f"goes_on {at_s}"))
-            commands += (_unless_ended(each) for each in (*counted, *seen))
+            unless_ended = '[ -z "$ended" ]'
+            commands += (replace(each, when=f"{unless_ended} && {each.when or 'true'}") for each in (*counted, *seen))
         else:
             commands += [replace(UPTIME, after_s=at_s), *(counted if ends else ()), *seen]
     return [*commands, GPU_PROCESSES, KERNEL_LOG, NCCL_LOGS]
-
-
-def _unless_ended(command: Command) -> Command:
-    return replace(command, when=f'[ -z "$ended" ] && {command.when or "true"}')

@@ -1,4 +1,4 @@
-"""A host as it was watched: from the raw outputs of the script to one record. Pure."""
+"""A watched host, read from the raw outputs of the script."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Xid(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """A process outside the training, with the CPU seconds it used a second."""
+    """A process outside the training, with its CPU seconds per second."""
 
     pid: int
     name: str
@@ -60,10 +60,10 @@ class Busy(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchedHost:
-    """A host while it was watched: for `seconds`, from `began_s` after its start on.
+    """A host during the watch, which took `seconds` and began `began_s` after the host's start.
 
-    `failure` says why nothing was seen of it; `others` are the busiest first. `holders` are the GPUs, by UUID, of each
-    process that computes on any.
+    `failure` is the reason if it could not be watched. `others` are sorted by CPU share, the busiest first. `holders`
+    are the UUIDs of the GPUs of each process that computes on any.
     """
 
     name: str
@@ -83,17 +83,12 @@ class WatchedHost:
     kernel_log_refused: bool = False
     nccl_log: str = ""
 
-    @property
-    def others_share(self) -> float:
-        """The cores that processes outside the training keep busy."""
-        return sum(each.cpu_share for each in self.others)
-
     def gpus_of(self, ranks: Sequence[WatchedRank]) -> list[WatchedGpu]:
         """Return the GPUs that the ranks compute on."""
         return list({gpu.uuid: gpu for rank in ranks if (gpu := self.gpu_of(rank))}.values())
 
     def gpu_of(self, rank: WatchedRank) -> WatchedGpu | None:
-        """Return the GPU that the rank computes on, if nvidia-smi says it or its variables do."""
+        """Return the GPU that the rank computes on, if nvidia-smi or its variables show it."""
         uuids = {uuid for pid in (rank.pid, *(each.pid for each in rank.helpers)) for uuid in self.holders.get(pid, ())}
         if len(uuids) == 1:
             return next((gpu for gpu in self.gpus if gpu.uuid in uuids), None)
@@ -107,7 +102,7 @@ class WatchedHost:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """The outputs before, in and after the snapshots, by their commands."""
+    """The outputs before, during and after the snapshots, by their commands."""
 
     all: Mapping[str, list[str]]
     times: tuple[float, ...]
@@ -123,7 +118,7 @@ class _Outputs:
 
 
 def read_watched(name: str, outputs: Sequence[Recorded], slurm_job: str | None = None) -> WatchedHost:
-    """Return the host in `outputs`; what no output shows is None or empty."""
+    """Return the host in `outputs`. Facts that no output shows are None or empty."""
     found = _by_command(outputs)
     readings = found.ends(asked.PROCESSES)
     if readings is None or len(found.times) < 2 or found.times[-1] <= found.times[0]:
@@ -213,7 +208,7 @@ def _ranks(
 
 
 def _xids(log: str) -> Iterator[Xid]:
-    """Yield the faults in a kernel log, in order."""
+    """Yield the Xids in a kernel log, in order."""
     for line in log.splitlines()[-MAX_XIDS:]:
         if match := _XID.match(line):
             at, address, number, pid = match.groups()
@@ -227,7 +222,7 @@ def _networks(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _grown(readings: Sequence[Mapping[int, Sequence[str]]], pid: int, name: str) -> int | None:
-    """Return the bytes by which a counter of /proc/PID/io grew."""
+    """Return the growth of a counter of /proc/PID/io in bytes."""
     values = []
     for reading in readings:
         for line in reading.get(pid, ()):

@@ -1,4 +1,4 @@
-"""The training that was watched: its ranks on all hosts, and the bytes between them."""
+"""The watched training: its ranks on all hosts, and the bytes between them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from prober.running.byte_counts import Connected, Interface, RdmaPort, host_of
 from prober.running.processes import MARK, JobKey, WatchedRank
 from prober.running.watched_host import WatchedHost
 
-BULK_BYTES_PER_S = 5e6  # less is no gradient of a model that needs a faster network
+BULK_BYTES_PER_S = 5e6  # a model with a lower rate of gradients needs no faster network
 
 
 class BytePath(NamedTuple):
-    """Bytes from a host to another, or to itself, by one of its interfaces; `is_watched` is the other end."""
+    """Bytes from a host to another or itself over an interface. `is_watched` is True if the receiver is watched."""
 
     sender: str
     receiver: str
@@ -34,9 +34,9 @@ class BytePath(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """The largest training on the hosts. `job` is None where no process has the number of a rank.
+    """The largest training on the hosts. `job` is None if no process has the number of a rank.
 
-    `probed` is the inventory that a probe wrote before.
+    `probed` is the inventory of an earlier probe.
     """
 
     hosts: tuple[WatchedHost, ...]
@@ -73,18 +73,18 @@ class WatchedRun:
         return [each for each in self.by_name[rank.host].connections or () if pids & set(each.pids)]
 
     def bytes_of(self, rank: WatchedRank) -> int | None:
-        """Return the bytes on the rank's connections, both ways; None where its host shows none."""
+        """Return the bytes on the rank's connections in both directions, or None if its host shows none."""
         if self.by_name[rank.host].connections is None or rank.foreign_network:
             return None
         return sum(each.traffic.total for each in self.connections_of(rank))
 
     def utilisation_of(self, rank: WatchedRank) -> float | None:
-        """Return the share of time that its GPU computes, if it has one that is seen."""
+        """Return the share of time that its GPU computes, if the GPU is known."""
         gpu = self.by_name[rank.host].gpu_of(rank)
         return gpu.utilisation if gpu else None
 
     def measured_bytes_per_s(self, sender: str, receiver: str, interface: str) -> float | None:
-        """Return the rate that a probe measured on this path, the other way where not this; None where neither."""
+        """Return the rate that a probe measured on this path, or else in the other direction. None without either."""
         rates: dict[bool, float] = {}
         for link in self.probed.links if self.probed else ():
             ends = link.hosts if link.direction == "forward" else link.hosts[::-1]
@@ -95,7 +95,7 @@ class WatchedRun:
         return rates.get(True, rates.get(False))
 
     def missing_local(self) -> Iterator[tuple[str, list[int], int]]:
-        """Yield a host that lacks ranks which its launcher started: their local numbers, and how many it started."""
+        """Yield each host that lacks ranks which its launcher started: their local numbers, and the number started."""
         for host in self.answered:
             groups: dict[str, list[WatchedRank]] = {}
             for rank in self.of_host(host.name):
@@ -113,10 +113,6 @@ class WatchedRun:
         here = sum(len(numbers) for _, numbers, _ in self.missing_local())
         return max(0, self.job.size - len(self.ranks) - here)
 
-    def unwatched_addresses(self) -> list[str]:
-        """Return the addresses at the other ends of the ranks' connections that belong to no watched host."""
-        return sorted({path.receiver for path in self.paths if not path.is_watched and path.leaves_host})
-
     def ports(self) -> Iterator[tuple[WatchedHost, RdmaPort]]:
         """Yield the active RDMA ports of hosts with ranks."""
         for host in self.answered:
@@ -125,7 +121,7 @@ class WatchedRun:
 
     @property
     def rdma_bytes_per_s(self) -> float:
-        """The rate of all active RDMA ports together, both ways."""
+        """The rate of all active RDMA ports together, in both directions."""
         return sum(port.traffic.total / host.seconds for host, port in self.ports() if port.traffic)
 
     def _paths(self) -> Iterator[BytePath]:
@@ -133,17 +129,18 @@ class WatchedRun:
         ends = {(each.local, each.remote): host.name for host in self.answered for each in host.connections or ()}
         for rank in self.ranks:
             host = self.by_name[rank.host]
+            names = {str(each.ip): at.name for at in reversed(host.interfaces) for each in at.addresses}
             for each in self.connections_of(rank):
                 local, remote = host_of(each.local), host_of(each.remote)
                 is_inside = local == remote or _is_loopback(remote)
                 peer = host.name if is_inside else ends.get((each.remote, each.local)) or owners.get(remote)
-                interface = "lo" if is_inside else _interface_name(host, local)
+                interface = "lo" if is_inside else names.get(local, local)
                 yield BytePath(host.name, peer or remote, interface, each.traffic.sent, peer is not None)
                 if peer is None:
                     yield BytePath(remote, host.name, interface, each.traffic.received, False)
 
     def _owners(self) -> dict[str, str]:
-        """Return the host of each address that one host alone has."""
+        """Return the host of each address that only one host has."""
         pairs = {(str(each.ip), host.name) for host in self.answered for at in host.interfaces for each in at.addresses}
         counts = Counter(address for address, _ in pairs)
         return {address: name for address, name in pairs if counts[address] == 1}
@@ -152,11 +149,11 @@ class WatchedRun:
 def watched_run(
     hosts: Sequence[WatchedHost], started: str | None = None, probed: Inventory | None = None
 ) -> WatchedRun:
-    """Return the run with the most ranks, or of the command with the mark `started`; ranks of others are counted."""
+    """Return the run with the most ranks, or that of the command with the mark `started`. Other ranks are counted."""
     hosts = _named_once(hosts)
     every = [rank for host in hosts for rank in host.ranks]
     own = {(rank.job, rank.number) for rank in every if not rank.foreign_network}
-    # Hosts that share a kernel, as containers do, see the processes of each other.
+    # Containers that share a kernel see each other's processes.
     ranks = [rank for rank in every if not rank.foreign_network or (rank.job, rank.number) not in own]
     for place in (lambda rank: rank.variables.get("MASTER_ADDR", ""), lambda rank: rank.host):
         ranks = _apart(ranks, place)
@@ -168,7 +165,7 @@ def watched_run(
 
 
 def _named_once(hosts: Sequence[WatchedHost]) -> list[WatchedHost]:
-    """Return the hosts, with a failure for one whose ranks are the very processes of an earlier one."""
+    """Return the hosts, with a failure for each host that is the same machine as an earlier one."""
     first: dict[frozenset[tuple[int, int, float]], str] = {}
     kept = []
     for host in hosts:
@@ -180,7 +177,7 @@ def _named_once(hosts: Sequence[WatchedHost]) -> list[WatchedHost]:
 
 
 def _apart(ranks: Sequence[WatchedRank], place: Callable[[WatchedRank], str]) -> list[WatchedRank]:
-    """Return the ranks, with `place` in the job of those whose job has a rank twice: it is several trainings."""
+    """Return the ranks, with `place` in their job if that has a rank twice, so that it is several trainings."""
     seen = Counter((rank.job, rank.number) for rank in ranks)
     several = {job for (job, _), count in seen.items() if count > 1}
     return [replace(rank, job=rank.job._replace(place=place(rank))) if rank.job in several else rank for rank in ranks]
@@ -189,10 +186,6 @@ def _apart(ranks: Sequence[WatchedRank], place: Callable[[WatchedRank], str]) ->
 def interface_of(host: WatchedHost, name: str) -> Interface | None:
     """Return the interface of that name."""
     return next((each for each in host.interfaces if each.name == name), None)
-
-
-def _interface_name(host: WatchedHost, address: str) -> str:
-    return next((at.name for at in host.interfaces for each in at.addresses if str(each.ip) == address), address)
 
 
 def _is_loopback(address: str) -> bool:

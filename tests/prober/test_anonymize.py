@@ -22,11 +22,9 @@ from prober.asking.recording import (
     HostNotes,
     HostRecording,
     Recorded,
-    read_security,
-    read_stated_trunks,
+    read_site,
     write_recording,
-    write_security,
-    write_stated_trunks,
+    write_site,
 )
 from prober.probe import inventory_of, replay
 from tests.prober.fleet_machine import recording
@@ -202,9 +200,8 @@ def test_no_word_of_a_site_is_left(tmp_path: Path) -> None:
         hints=Hints(network=("leaf-3",), nvlink="rack-9"),
     )
     (tmp_path / "own").mkdir()
-    write_stated_trunks(tmp_path / "own", [StatedTrunk(between=("east", "ib-1"), gbps=10)])
     hub = Security(between_clusters="wireguard", tunnel_hub=next(iter(SITE)), tunnel_hub_address="10.65.3.2")
-    write_security(tmp_path / "own", hub)
+    write_site(tmp_path / "own", [StatedTrunk(between=("east", "ib-1"), gbps=10)], hub)
     shared, text = given_away(tmp_path, SITE, notes)
     assert [word for word in TOLD if word.casefold() in text.casefold()] == []
     assert not re.search(r"\bvm\b", text)
@@ -213,9 +210,9 @@ def test_no_word_of_a_site_is_left(tmp_path: Path) -> None:
     assert [host.hostname, host.kernel] == ["host-0002", "6.8.0-57-generic"]  # what it calls itself first is `vm`
     (network,) = networks(next(each.addresses for each in host.netdevs if each.name == "ib0"))
     assert {route.prefix for route in host.routes} == {network}
-    assert [trunk.between for trunk in read_stated_trunks(tmp_path / "shared")] == [("cluster-0001", "ib-1")]
+    trunks, security = read_site(tmp_path / "shared")
+    assert [trunk.between for trunk in trunks] == [("cluster-0001", "ib-1")]
     assert shared.clusters[0].name == "cluster-0001"
-    security = read_security(tmp_path / "shared")
     assert security.tunnel_hub == host.name
     addresses = {address.partition("/")[0] for each in host.netdevs for address in each.addresses}
     assert security.tunnel_hub_address in addresses

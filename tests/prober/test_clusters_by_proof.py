@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holmes_core.records.inventory import Finding, Host
-from prober.fabrics.clusters import fabric_of, find_clusters, find_shared_network
+from prober.fabrics.clusters import find_clusters, find_shared_network
+from prober.fabrics.fabric import fabric_of
 from prober.findings.audit import audit
 from prober.rails.choose_rails import with_rails
 from tests.builders.railed_hosts import gid, gpus_beside, host, infiniband_port, netdev_with, roce_port, route

@@ -14,7 +14,7 @@ import pytest
 
 from holmes_core.records.inventory import Host, Inventory
 from prober.asking.recording import HostRecording, Recorded
-from prober.fabrics.clusters import fabric_of
+from prober.fabrics.fabric import fabric_of
 from prober.probe import inventory_of
 from tests.prober.test_recordings import COPIES, recorded, scenarios
 from tests.seeds import seeds

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Host, OfiPlugin
 from prober.fabrics.clusters import find_clusters
-from prober.facts.rdma.nvlink_bridge import with_bridges_told
+from prober.facts.rdma.nvlink_bridge import with_bridges_marked
 from prober.findings.audit import audit
 from prober.rails.choose_rails import rails_of, undecided_ports, with_rails
 from prober.rails.stated_rails import stated_rail_findings
@@ -346,7 +346,7 @@ def bridge(
 def test_functions_that_manage_nvswitches_are_told_by_two_signs(
     ports: tuple[Nic, ...], gpu_name: str, told: int
 ) -> None:
-    found = with_bridges_told(ports, [gpu_name], (), ())
+    found = with_bridges_marked(ports, [gpu_name], (), ())
     assert sum(port.nvlink_management for port in found) == told
     assert not any(port.usable_by_nccl_ib for port in found if port.nvlink_management)
 

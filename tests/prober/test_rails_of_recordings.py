@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prober.fabrics.clusters import fabric_of
+from prober.fabrics.fabric import fabric_of
 from prober.rails.choose_rails import rails_of, with_rails
 from tests.prober.test_expected_findings import audited, expected
 from tests.prober.test_recordings import expected as expected_of

@@ -16,7 +16,7 @@ from prober.fabrics.clusters import find_clusters, find_shared_network, place_ho
 from prober.fabrics.placing import Placing
 from prober.fabrics.settle import RdmaVerdict
 from prober.links.link_session import LinkProblem, LinkSession
-from prober.links.link_tools import line_of_no_way
+from prober.links.link_tools import unanswered_line
 from prober.links.rdma_trials import try_open_pairs
 from prober.probe import probe
 from prober.rails.choose_rails import with_rails
@@ -178,7 +178,7 @@ def test_nobody_is_entered_without_a_question() -> None:
     ],
 )
 def test_only_unanswered_packets_show_that_there_is_no_way(said: str, line: str | None) -> None:
-    assert line_of_no_way(said) == line
+    assert unanswered_line(said) == line
 
 
 def test_a_session_that_is_lost_on_the_way_proves_nothing() -> None:

@@ -1,1 +1,1 @@
-"""GPUs: nvidia-smi in its three forms, their links and what runs on them."""
+"""GPUs: the outputs of nvidia-smi, their links and their processes."""

@@ -1,4 +1,4 @@
-"""Processes that compute on a GPU: `nvidia-smi --query-compute-apps`, else the plain table or `nvidia-smi -q`."""
+"""Processes that compute on a GPU, from `nvidia-smi --query-compute-apps`, the plain table or `nvidia-smi -q`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIELDS = {"name": "process_name", "used_gpu_memory": "used_memory"}  # nvidia-s
 
 
 def read_gpu_processes(outputs: Sequence[Recorded], gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
-    """The processes in the newest answer that lists any kind of them; None where none does. `gpus` name their GPU."""
+    """Return the processes in the newest answer of the best kind, or None without one. `gpus` gives their GPUs."""
     asked = [output for output in reversed(outputs) if output.tool == "nvidia-smi"]
     for parse in (_from_query, _from_table, _from_report):
         for output in asked:
@@ -71,7 +71,7 @@ _TABLE_ROW = re.compile(
 
 
 def _from_table(output: Recorded, _gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...] | None:
-    """Rows of type C, which compute; type G is graphics. Long names are shortened there, and kept so."""
+    """Read rows of type C, which compute; type G is graphics. Long names stay shortened."""
     table = output.plain.partition("| Processes:")[2]
     if "==" not in table:
         return None
@@ -89,7 +89,7 @@ def _from_report(output: Recorded, gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...
 
 
 def _report_processes(output: Recorded, gpus: Sequence[Gpu]) -> Iterator[GpuProcess]:
-    """The processes of `nvidia-smi -q`, each a line with its id and lines with type, name and memory below it."""
+    """Yield the processes of `nvidia-smi -q`: a line with the id, and below it lines with type, name and memory."""
     gpu: int | None = None
     about: dict[str, str] = {}
     for line in [*output.whole_lines, "GPU end"]:

@@ -1,4 +1,4 @@
-"""GPUs from `nvidia-smi --query-gpu`, whatever fields were asked for."""
+"""GPUs from `nvidia-smi --query-gpu` with any fields."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _reasons(prefix: str) -> str:
     return ",".join(f"{prefix}.{reason}" for reason in _REASONS)
 
 
-# A driver that does not know one of the fields answers none, so the next list is asked for: drivers before 535 have
-# the reasons under their old name, those before 450 know no remapped rows.
+# A driver that does not know one of the fields prints none, so the next list is tried: drivers before 535 have the
+# reasons under their old name, and drivers before 450 have no remapped rows.
 UNKNOWN_FIELD = "case $code in 0|9|15|18|124|127|137) false;; esac"
-ANSWERED = "case $code in 9|15|18|124|127|137) false;; esac"  # there is a driver, and nvidia-smi does not hang
+ANSWERED = "case $code in 9|15|18|124|127|137) false;; esac"  # a driver is loaded, and nvidia-smi does not hang
 QUERY = _query(_SAFE, _LINKS, _HEALTH, _REMAPPED, _reasons("clocks_event_reasons"))
 OTHER_QUERIES = (
     _query(_SAFE, _LINKS, _HEALTH, _REMAPPED, _reasons("clocks_throttle_reasons"), when=UNKNOWN_FIELD),
@@ -44,13 +44,13 @@ _HEADINGS = {"index", "name", "uuid", "pci.bus_id", "driver_version"}
 
 
 def parse_query(output: Recorded) -> tuple[PartialGpu, ...]:
-    """The GPUs of a `--query-gpu` answer; lines that are no such row (warnings, a cut end) are left out."""
+    """Return the GPUs of a `--query-gpu` answer, without other lines such as warnings or a cut end."""
     fields = _asked_fields(output)
     named = re.search(r"\s(?:-i|--id)[ =]([0-9]{1,3})(?=\s|$)", output.call)
     first = int(named.group(1)) if named else 0
     gpus: list[PartialGpu] = []
     *lines, last = _comma_separated(output)
-    if "," in last:  # its last cell may be cut, unless another row has the same
+    if "," in last:  # its last cell may be cut, unless another row ends with the same
         before, _, cell = last.rpartition(",")
         lines.append(last if any(line.endswith(f",{cell}") for line in lines) else f"{before}, [not known]")
     for row in csv.reader((line for line in lines if len(line) <= MAX_ROW), skipinitialspace=True):
@@ -76,21 +76,21 @@ def lacks_field_names(output: Recorded) -> bool:
 
 
 def _comma_separated(output: Recorded) -> list[str]:
-    """Return the lines. Puts back the commas that `column -t -s,` removes."""
+    """Return the lines, with the commas that `column -t -s,` removes."""
     if "column" not in output.command or "," in output.plain:
         return output.lines
     return [re.sub(r" {2,}", ", ", line.strip()) for line in output.lines]
 
 
 def _asked_fields(output: Recorded) -> list[str]:
-    """The fields that the command names; none if it names none, as in `--query-gpu=<every field>`."""
+    """Return the fields that the command names. It names none in `--query-gpu=<every field>`."""
     option = next((word for word in output.words if word.startswith("--query-gpu")), "")
     names = [name.strip() for name in option.partition("=")[2].split(",")]
     return names if all(re.fullmatch(r"[A-Za-z0-9_.]+", name) for name in names) else []
 
 
 def _is_one_cell_row(output: Recorded, field: str, cell: str) -> bool:
-    """Return True if the line is a row of a query for one field: a failing nvidia-smi prints sentences instead."""
+    """Return True if the line is a row of a query for one field, and not a sentence of a failing nvidia-smi."""
     if field in ("name", "gpu_name"):
         return output.exit_code in (0, None) and bool(cell) and not re.search(r"[:.!]|WARNING|NVML| found$", cell)
     return field in ("uuid", "gpu_uuid") and cell.startswith("GPU-")
@@ -129,7 +129,7 @@ def _facts(index: int, cells: Mapping[str, str]) -> PartialGpu:
 
 
 def flag(text: str | None) -> bool | None:
-    """True of `Yes`, `Enabled` and `1`, False of their opposites."""
+    """Return True for `Yes`, `Enabled` and `1`, False for their opposites, and None for other text."""
     return {"yes": True, "enabled": True, "1": True, "no": False, "disabled": False, "0": False}.get(
         (text or "").lower()
     )

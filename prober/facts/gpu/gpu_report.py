@@ -1,4 +1,4 @@
-"""GPUs from `nvidia-smi -q`, whole or cut by grep: names and values, set in by four blanks a level."""
+"""GPUs from `nvidia-smi -q`, whole or cut by grep: names and values, indented by four blanks per level."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from prober.asking.recording import Recorded
 from prober.facts.gpu.gpu_query import ANSWERED, flag
 from prober.facts.gpu.partial_gpu import PartialGpu
 
-# The NVLink fabric is printed only here, with its health in up to 14 lines; the whole report would be 60 kB for eight
-# GPUs.
+# Only this report has the NVLink fabric, with its health in up to 14 lines. The whole report is 60 kB for eight GPUs.
 REPORT = Command("nvidia-smi -q | grep -A14 -e '^GPU ' -e '^    Fabric$'", limited=True, when=ANSWERED)
 
 Path = tuple[str, ...]
 
 
 def parse_report(output: Recorded) -> tuple[PartialGpu, ...]:
-    """The GPUs in order, which is that of their indices; with `-i`, the one GPU it names by index."""
+    """Return the GPUs in order of their indices, or with `-i` the one GPU of that index."""
     named = re.search(r"(?:-i|--id)[ =](\d{1,3})\b", output.call)
     driver: str | None = None
     gpus: list[tuple[str | None, dict[Path, str]]] = []
@@ -30,7 +29,7 @@ def parse_report(output: Recorded) -> tuple[PartialGpu, ...]:
         key, _, value = (part.strip() for part in line.partition(" : "))
         if match := re.fullmatch(r"GPU ([0-9A-Fa-f]{4,8}(?::\w\w){2}\.\d)", line.rstrip()):
             gpus.append((match.group(1), {}))
-        elif key == "Product Name" and value and not headed:  # grep took the line that begins a GPU
+        elif key == "Product Name" and value and not headed:  # grep removed the first line of a GPU
             gpus.append((None, {("Product Name",): value}))
         elif key == "Driver Version":
             driver = value
@@ -49,6 +48,7 @@ def _facts(index: int, address: str | None, about: Mapping[Path, str], driver: s
     def lanes(text: str | None) -> int | None:
         return whole_number((text or "").removesuffix("x"))
 
+    uuid = about.get(("Fabric", "ClusterUUID"), "")
     return PartialGpu(
         index=index,
         name=about.get(("Product Name",)),
@@ -70,7 +70,7 @@ def _facts(index: int, address: str | None, about: Mapping[Path, str], driver: s
         fabric_state=about.get(("Fabric", "State")),
         fabric_status=about.get(("Fabric", "Status")),
         fabric_faults=_fabric_faults(about),
-        nvlink_cluster=_cluster_uuid(about.get(("Fabric", "ClusterUUID"))),
+        nvlink_cluster=uuid if re.search(r"[1-9a-f]", uuid.lower()) else None,  # zeros: no other host shares its fabric
         nvlink_clique=whole_number(about.get(("Fabric", "CliqueId"))),
     )
 
@@ -79,18 +79,13 @@ _HEALTHY = ("Healthy", "Full", "False", "None", "Not Supported", "NotSupported",
 
 
 def _fabric_faults(about: Mapping[Path, str]) -> tuple[str, ...]:
-    """The lines of the fabric's health that report a fault, as driver 570 and later print them."""
+    """Return the lines of the fabric's health that report a fault, as printed by driver 570 and later."""
     lines = {path[-1]: value for path, value in about.items() if path[:2] == ("Fabric", "Health")}
     return tuple(f"{name}: {value}" for name, value in lines.items() if value not in _HEALTHY)
 
 
-def _cluster_uuid(text: str | None) -> str | None:
-    """None for zeros too: that GPU shares its NVLink fabric with no other host."""
-    return text if text and re.search(r"[1-9a-f]", text.lower()) else None
-
-
 def _uncorrected(about: Mapping[Path, str]) -> int | None:
-    """Uncorrected errors since the driver was loaded, of SRAM and DRAM together."""
+    """Return the uncorrected errors of SRAM and DRAM since the driver was loaded."""
     counts = [
         whole_number(value)
         for path, value in about.items()
@@ -102,7 +97,7 @@ def _uncorrected(about: Mapping[Path, str]) -> int | None:
 
 
 def _throttle_reasons(about: Mapping[Path, str]) -> tuple[str, ...]:
-    """In the words of `--query-gpu`: `hw_thermal_slowdown`."""
+    """Return the active reasons by their names in `--query-gpu`, such as `hw_thermal_slowdown`."""
     reasons = []
     for path, value in about.items():
         if path[0] in ("Clocks Event Reasons", "Clocks Throttle Reasons") and value == "Active":

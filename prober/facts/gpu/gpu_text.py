@@ -1,4 +1,4 @@
-"""GPUs from nvidia-smi's texts for people: `-L`, `nvlink -s`, `topo -m`, `--version`, and the plain table."""
+"""GPUs from nvidia-smi's human-readable output: `-L`, `nvlink -s`, `topo -m`, `--version` and the plain table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GPU_LINE = re.compile(r"^GPU (\d{1,3}): (.+?)(?: \(UUID: ([^)]+)\))?$")
 
 
 def parse_list(output: Recorded) -> tuple[PartialGpu, ...]:
-    """GPUs of `-L`, with the MIG devices below each."""
+    """Return the GPUs of `-L` with the number of MIG devices below each."""
     gpus: list[PartialGpu] = []
     for line in output.lines_ending(")", "GB/s", "<inactive>"):
         if match := _gpu_line(line):
@@ -39,12 +39,12 @@ def _gpu_line(line: str) -> PartialGpu | None:
 
 
 def says_no_nvlink(output: Recorded) -> bool:
-    """`nvlink -s` came back with nothing at all: no GPU of the host has NVLink."""
+    """Return True if `nvlink -s` prints nothing at all: no GPU of the host has NVLink."""
     return output.exit_code in (0, None) and not output.plain.strip()
 
 
 def parse_nvlinks(output: Recorded) -> tuple[PartialGpu, ...]:
-    """GPUs of `nvlink -s` with their links; a sentence in place of links says why there are none."""
+    """Return the GPUs of `nvlink -s` with their links, or without links if a sentence says so."""
     gpus: list[PartialGpu] = []
     for line in output.lines_ending(")", "GB/s", "<inactive>"):
         if found := _gpu_line(line):
@@ -69,7 +69,7 @@ _NEAR = ("LOC", "PIX", "PXB", "PHB", "NODE", "SYS")
 
 
 def parse_topology(output: Recorded) -> tuple[PartialGpu, ...]:
-    """GPUs of `topo -m`: nearest NICs by name, CPUs and NUMA node."""
+    """Return the GPUs of `topo -m` with the names of their nearest NICs, CPUs and NUMA node."""
     lines = [line.strip() for line in output.whole_lines]
     legend = dict(re.findall(r"^[ \t]*(NIC\d+): (\S+)$", output.plain, flags=re.MULTILINE))
     columns: list[str] = []
@@ -104,7 +104,7 @@ _VERSION = re.compile(r"(?:Driver Version|DRIVER version)\s*:\s*([\d.]+\d)(?=\s)
 
 
 def parse_driver_version(output: Recorded) -> str | None:
-    """The driver's version in `--version` or in the head of the plain table."""
+    """Return the driver's version in `--version` or in the head of the plain table."""
     match = _VERSION.search(output.plain)
     return match.group(1) if match else None
 
@@ -122,7 +122,7 @@ _COMPUTE_MODES = {
 
 
 def parse_table(output: Recorded) -> tuple[PartialGpu, ...]:
-    """GPUs of the plain table, the last resort: names are shortened there, and such a name is not known."""
+    """Return the GPUs of the plain table. Names that it shortens are not known, so it is the last resort."""
     driver = parse_driver_version(output)
     gpus: list[PartialGpu] = []
     for line in output.lines:

@@ -1,4 +1,4 @@
-"""GPUs: all outputs of nvidia-smi put together by index, and lspci where nvidia-smi shows none."""
+"""GPUs, merged by index from all outputs of nvidia-smi, or from lspci if nvidia-smi shows none."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NO_NVLINK = {"nvlinks_up": 0, "nvlinks_total": 0}
 
 @dataclass(frozen=True)
 class GpuReading:
-    """The GPUs of a host, what nvidia-smi said about itself, and their conflicting and impossible values."""
+    """The GPUs of a host, the state of nvidia-smi, and conflicting and impossible values."""
 
     gpus: tuple[PartialGpu, ...]
     driver_version: str | None
@@ -59,7 +59,7 @@ class GpuReading:
 
 
 def read_gpus(outputs: Sequence[Recorded], from_lspci: Sequence[PartialGpu]) -> GpuReading:
-    """GPUs by index. lspci's count only where nvidia-smi was not asked, or did not fail at it."""
+    """Return the GPUs by index. The GPUs of lspci count only if nvidia-smi was not asked or did not fail."""
     asked = [output for output in outputs if output.tool == "nvidia-smi"]
     failure = read_failure(asked)
     known, conflicts = _by_index(asked)
@@ -93,7 +93,7 @@ _COMPARED = ("name", "uuid", "pci_address", "memory_bytes")
 
 
 def _by_index(asked: Sequence[Recorded]) -> tuple[dict[int, PartialGpu], list[Conflict]]:
-    """Return the facts of each GPU and their conflicts: the latest of a kind of output, gaps filled by others."""
+    """Return the facts of each GPU from the latest output of each kind, and their conflicts."""
     collected: dict[int, list[tuple[str, PartialGpu]]] = {}
     for kind, parse in _PARSERS.items():
         shown = (gpu for output in asked if _kind(output) == kind for gpu in parse(output))
@@ -131,9 +131,9 @@ def _kind(output: Recorded) -> str:
 
 def _failure(output: Recorded) -> str | None:
     """Return the message of a whole failure of nvidia-smi. An unknown field or subcommand is no such failure."""
-    said = [line.strip() for line in output.lines if any(text in line for text in _FAILURES)]
-    if said or output.exit_code in (9, 15, 18):
-        first = said[0] if said else (output.plain.strip().split("\n")[0] or "no output")
+    messages = [line.strip() for line in output.lines if any(text in line for text in _FAILURES)]
+    if messages or output.exit_code in (9, 15, 18):
+        first = messages[0] if messages else (output.plain.strip().split("\n")[0] or "no output")
         return f"exit {output.exit_code}: {first}"[:200] if output.exit_code else first[:200]
     return None
 
@@ -141,7 +141,7 @@ def _failure(output: Recorded) -> str | None:
 def gpu_records(
     facts: Sequence[PartialGpu], nearest: dict[str, tuple[str | None, tuple[str, ...]]], numa: dict[str, int]
 ) -> tuple[Gpu, ...]:
-    """The records; `nearest` (path, NIC names) and `numa` by PCI address fill what `topo -m` does not show."""
+    """Return the records. `nearest` (path, NIC names) and `numa`, by PCI address, fill the gaps of `topo -m`."""
     gpus = []
     for gpu in facts:
         path, nics = nearest.get(gpu.pci_address or "", (None, ()))

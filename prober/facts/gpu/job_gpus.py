@@ -1,4 +1,4 @@
-"""GPUs that the job does not use: those that hosts.yaml leaves out, else display cards and much smaller ones."""
+"""GPUs that the job does not use: GPUs that hosts.yaml leaves out, or else display cards and much smaller GPUs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from holmes_core.records.devices import Gpu
 
 NOT_STATED = "not among `gpus:` of hosts.yaml"
 DISPLAY = "a display card"
-SMALL_SHARE = 1 / 4  # of the largest GPU's memory: a model is cut by the smallest, and the others would wait for it
+SMALL_SHARE = 1 / 4  # of the largest GPU's memory: the smallest limits the model, and others would wait for it
 _DISPLAY_NAME = re.compile(r"\bDisplay\b|\bNVS\b|\bT[46]00\b|\bT1000\b|\bGT \d{3,4}\b|\bQuadro [KMP]\d{3}\b")
 
 
 def with_left_out(gpus: Sequence[Gpu], stated: Collection[int] | None) -> tuple[Gpu, ...]:
-    """The GPUs, each that is not for the job with the reason. `stated`: the indices of `gpus:` in hosts.yaml."""
+    """Return the GPUs, with the reason for each that the job leaves out. `stated`: `gpus:` of hosts.yaml."""
     return tuple(gpu.model_copy(update={"left_out": _reason(gpu, gpus, stated)}) for gpu in gpus)
 
 

@@ -1,4 +1,4 @@
-"""Accelerators not made by NVIDIA, from AMD's and Huawei's tools, or from lspci without these."""
+"""Accelerators of other vendors than NVIDIA, from AMD's and Huawei's tools or from lspci."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _AMD_NAME = re.compile(r"(?:Card series|Device Name|MARKET_NAME):\s*(\S.*?)\s*$"
 _NPU_ROW = re.compile(r"\|\s*\d{1,3}\s+(Ascend\w+|\d{3}\w[\w-]*)\s*\|\s*[A-Za-z]+\s*\|")
 _LSPCI_ROW = re.compile(r"^\S+ ([A-Za-z ]+?)(?: \[[0-9a-f]{4}\])?: (Advanced Micro Devices|Huawei|Habana Labs)(.*)$")
 _ACCELERATOR = "Processing accelerators"
-_ASCEND = re.compile(r"\bAscend\b|\bDevice d\d{3}\b")  # other engines of Huawei's processors have that class too
+_ASCEND = re.compile(r"\bAscend\b|\bDevice d\d{3}\b")  # other engines of Huawei's processors have the same class
 
 
 def read_other_accelerators(outputs: Sequence[Recorded]) -> tuple[str, ...]:
-    """Their names, one an accelerator, from the first source that shows any."""
+    """Return one name for each accelerator, from the first source that shows any."""
     for tools, parse in (
         (("rocm-smi", "amd-smi"), _amd_names),
         (("npu-smi",), _ascend_names),

@@ -1,4 +1,4 @@
-"""The facts that one source gives of a GPU."""
+"""The facts of one source about a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from holmes_core.records.devices import Gpu
 
 
 class PartialGpu(Gpu):
-    """A GPU as one source shows it: all but the index may be unknown."""
+    """A GPU as one source shows it. Only the index is always known."""
 
     name: str | None = None
     uuid: str | None = None

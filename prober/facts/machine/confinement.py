@@ -1,4 +1,4 @@
-"""Limits on the probing process, which hide parts of the host: containers, jobs, privileges."""
+"""Containers, jobs and missing privileges, which hide parts of the host from the probe."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def read_container(outputs: Sequence[Recorded], tree: Tree) -> str | None:
     kinds += [kind for word, kind in _CGROUPS if re.search(rf"/{word}(?:[-/.]|$)(?!service)", cgroups)]
     if kinds:
         return min(kinds, key=("kubernetes", "docker", "podman", "apptainer", "lxc").index)
-    if declared := variables.get("container"):  # systemd's convention for what runs as PID 1 in one
+    if declared := variables.get("container"):  # systemd's convention for PID 1 in a container
         return declared if declared in ("docker", "podman", "lxc") else UNKNOWN_CONTAINER
     return NO_CONTAINER if "/.dockerenv" in tree.absent else None
 
 
 def read_slurm_job_id(outputs: Sequence[Recorded], tree: Tree) -> str | None:
-    """The Slurm job that the process runs in, by its environment or its control group."""
+    """Return the Slurm job of the process, from its environment or its control group."""
     job = _environment(outputs).get("SLURM_JOB_ID", "")
     in_group = re.search(r"slurm.*/job_([0-9]{1,18})\b", _cgroups(tree))
     return job if re.fullmatch(r"[0-9]{1,18}", job) else in_group.group(1) if in_group else None
@@ -59,7 +59,7 @@ def read_gpu_device_files(tree: Tree) -> int | None:
 
 
 def read_capabilities(outputs: Iterable[Recorded], tree: Tree) -> int | None:
-    """The mask of effective capabilities in /proc/self/status; 0 in a user namespace, whose do not count outside."""
+    """Return the effective capabilities in /proc/self/status, or 0 in a user namespace, where they are local."""
     users = (tree.value("/proc/self/uid_map") or "").split()
     if len(users) == 3 and users != _ALL_USERS:
         return 0

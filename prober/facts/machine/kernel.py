@@ -1,4 +1,4 @@
-"""The kernel: its release, modules, command line, and what machine it runs on."""
+"""The kernel: its release, modules, command line and machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _VIRTUAL_MAKERS = ("QEMU", "KVM", "VMware", "Xen", "Amazon EC2", "Google Compute
 
 @dataclass(frozen=True)
 class Kernel:
-    """Facts about the kernel, under the names of the fields of `Host`; None where not known."""
+    """Facts about the kernel, with the field names of `Host`. None is not known."""
 
     hostname: str | None
     kernel: str | None
@@ -56,9 +56,10 @@ class Kernel:
 
 
 def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
-    """The kernel in the outputs of uname, lsmod, nproc, systemctl, and in files."""
+    """Return the kernel's facts in the outputs of uname, lsmod, nproc and systemctl, and in files."""
     hostname, release = _uname(outputs)
     modules, complete = _modules(outputs)
+    driver = tree.value("/proc/driver/nvidia/version")
     memory = dict(re.findall(r"(\w+):\s*(\d{1,12})", "\n".join(tree.values.get("/proc/meminfo", []))))
     return Kernel(
         hostname=hostname,
@@ -66,7 +67,7 @@ def read_kernel(outputs: Sequence[Recorded], tree: Tree) -> Kernel:
         kernel_modules=modules,
         kernel_modules_complete=complete,
         peermem=_peermem(tree, modules, complete),
-        open_gpu_driver=_open_driver(tree),
+        open_gpu_driver=None if driver is None else "Open Kernel Module" in driver,
         iommu_groups=_iommu_groups(outputs, tree),
         iommu_group_types=_iommu_group_types(outputs, tree),
         kernel_command_line=tree.value("/proc/cmdline"),
@@ -96,7 +97,7 @@ def _uname(outputs: Sequence[Recorded]) -> tuple[str | None, str | None]:
 
 
 def _modules(outputs: Sequence[Recorded]) -> tuple[tuple[str, ...] | None, bool]:
-    """Modules that lsmod names, users of others too, and whether the list is whole."""
+    """Return the modules that lsmod lists, also as users of others, and True if the list is complete."""
     names: set[str] = set()
     read = complete = False
     for output in outputs:
@@ -122,14 +123,9 @@ def _peermem(tree: Tree, modules: tuple[str, ...] | None, complete: bool) -> boo
 
 
 def gpu_driver_version(tree: Tree) -> str | None:
-    """The version of NVIDIA's kernel module that is loaded."""
+    """Return the version of the loaded kernel module of NVIDIA."""
     banner = re.search(r"Kernel Module.*?\s(\d{3}\.\d+(?:\.\d+)?)\s", tree.value("/proc/driver/nvidia/version") or "")
     return tree.value("/sys/module/nvidia/version") or (banner.group(1) if banner else None)
-
-
-def _open_driver(tree: Tree) -> bool | None:
-    version = tree.value("/proc/driver/nvidia/version")
-    return None if version is None else "Open Kernel Module" in version
 
 
 def _iommu_groups(outputs: Sequence[Recorded], tree: Tree) -> int | None:
@@ -144,7 +140,7 @@ _IOMMU_TYPES = ("blocked", "identity", "unmanaged", "DMA", "DMA-FQ")  # Source: 
 
 
 def _iommu_group_types(outputs: Sequence[Recorded], tree: Tree) -> tuple[str, ...] | None:
-    """Each type once: of the files with their paths, and of those that cat put together."""
+    """Return each type once, from files with their paths and from those that cat printed together."""
     root = "/sys/kernel/iommu_groups/"
     found = {value for _, value in tree.matching(rf"{root}\d+/type")}
     for output in outputs:
@@ -167,7 +163,7 @@ _SERVICE_STATES = r"active|inactive|failed|activating|deactivating|unknown"
 
 
 def _service(outputs: Sequence[Recorded], name: str) -> str | None:
-    """Its state, from its `systemctl status`, or from `is-active` of several units, one line each."""
+    """Return the state of a service from its `systemctl status`, or from `is-active`, which prints a line per unit."""
     for output in outputs:
         asked = [word.removesuffix(".service") for word in output.words[2:] if not word.startswith("-")]
         if output.tool == "systemctl" and name in asked:

@@ -1,4 +1,4 @@
-"""The kernel log: lines on GPUs, NVSwitches, NICs and PCI Express that are faults, or say that one has passed."""
+"""Lines of the kernel log on faults of GPUs, NVSwitches, NICs and PCI Express, or on the end of a fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FAULTS = (
     "(mlx5|bnxt|ionic)[^ ]* .*(insufficient power|port module event|health compromised|fatal error|temperature)",
     "AER: .*error|PCIe Bus Error",
 )
-MAX_LINES = 1000  # the newest, and as many on PCI Express: a link that reports every corrected error fills the log
+MAX_LINES = 1000  # the newest, and as many on PCI Express, where a link may report every corrected error
 _PCIE = "AER: |PCIe Bus Error"
 _PATTERNS = " ".join(f"-e '{fault}'" for fault in _FAULTS)
 _FIRST_PCIE = f"awk '!/{_PCIE}/ || ++n <= {MAX_LINES}'"
@@ -29,7 +29,7 @@ _LINE = re.compile("|".join((*_FAULTS, "infoROM is corrupted")), re.IGNORECASE)
 
 
 def read_warnings(outputs: Sequence[Recorded]) -> tuple[str, ...]:
-    """Lines of nvidia-smi and the kernel log that are faults in themselves."""
+    """Return the lines of nvidia-smi and the kernel log that report faults."""
     lines: list[str] = []
     for output in outputs:
         if output.tool in ("nvidia-smi", "dmesg", "journalctl"):
@@ -42,6 +42,6 @@ def read_warnings(outputs: Sequence[Recorded]) -> tuple[str, ...]:
 
 
 def _since_boot(lines: Sequence[str]) -> Sequence[str]:
-    """The lines after journalctl's last mark of a boot; an older one's faults have passed."""
+    """Return the lines after journalctl's last mark of a boot, as older faults have passed."""
     boots = [at for at, line in enumerate(lines) if re.match(r"-- (?:Reboot|Boot [0-9a-f]{32}) --", line)]
     return lines[boots[-1] :] if boots else lines

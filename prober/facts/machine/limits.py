@@ -25,7 +25,7 @@ UVERBS = Command(
 
 
 def parse_ulimit(outputs: Sequence[Recorded], option: str, unit_bytes: int = 1) -> int | None:
-    """The limit in bytes (or pieces), UNLIMITED, or None if it was not read."""
+    """Return the limit in bytes or pieces, UNLIMITED, or None if it was not read."""
     for output in outputs:
         if output.tool == "ulimit" and {option, "-a"} & set(output.words) and output.exit_code in (0, None):
             listed = re.search(rf"\([^()\n]*{option}\)[ \t]+(\S+)$", output.plain, flags=re.MULTILINE)
@@ -37,7 +37,7 @@ def parse_ulimit(outputs: Sequence[Recorded], option: str, unit_bytes: int = 1) 
 
 
 def parse_shm(outputs: Sequence[Recorded]) -> int | None:
-    """Bytes of /dev/shm, from `df -k` and `df -h`."""
+    """Return the bytes of /dev/shm, from `df -k` or `df -h`."""
     for output in outputs:
         if output.tool == "df":
             match = re.search(
@@ -57,7 +57,7 @@ def parse_user_is_root(outputs: Sequence[Recorded]) -> bool | None:
 
 
 def parse_own_name(outputs: Sequence[Recorded]) -> tuple[str, ...]:
-    """Addresses that the host's own name resolves to there."""
+    """Return the addresses that the host's own name resolves to on the host."""
     for output in outputs:
         if output.tool == "getent":
             return tuple(dict.fromkeys(re.findall(r"^([0-9a-f.:]+)\s", output.plain, flags=re.MULTILINE)))
@@ -74,7 +74,7 @@ def parse_uverbs(outputs: Sequence[Recorded]) -> tuple[int | None, int | None]:
 
 
 def parse_clock(outputs: Sequence[Recorded]) -> tuple[float, float] | None:
-    """The host's clock at the start and the end of the probe, in seconds since 1970."""
+    """Return the host's clock at the start and the end of the probe, in seconds since 1970."""
     times = [output.plain.strip() for output in outputs if output.tool == "date"]
     if len(times) < 2 or not all(re.fullmatch(r"\d{9,11}\.\d{3,9}", time) for time in (times[0], times[-1])):
         return None

@@ -1,6 +1,6 @@
-"""NCCL's network plugins: library files where the loader, or a usual installation, has them.
+"""NCCL's network plugins: library files in the folders of the loader or of usual installations.
 
-Of aws-ofi-nccl, the one for libfabric, the version too: it decides what NCCL calls its network.
+The version of aws-ofi-nccl, the plugin for libfabric, is read too, because NCCL's name for the network depends on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prober.asking.commands import Command
 from prober.asking.recording import Recorded
 
 _FILE = "libnccl-net*.so*"
-# Folders of the AWS, Google and HPC-X packages and images. The loader's cache may lack all of them.
+# Folders of the packages and images of AWS, Google and HPC-X. The loader's cache may lack them all.
 _USUAL = (
     *("/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib64", "/opt/amazon/ofi-nccl/lib/*-linux-gnu"),
     *("/opt/aws-ofi-nccl/lib", "/opt/aws-ofi-nccl/install/lib", "/usr/local/gib/lib64", "/var/lib/tcpxo/lib64"),
@@ -25,7 +25,7 @@ _FOUND = (
     f"ls -d $(echo \"$LD_LIBRARY_PATH\" | tr : '\\n' | sed 's|.$|&/{_FILE}|') {_FILES}; }} 2>/dev/null | sort -u"
 )
 _OFI = "aws-ofi-nccl"
-# The library says its name and version in the text that it logs when it is loaded.
+# The library contains its name and version in a text that it logs when it is loaded.
 _SEARCH = f"grep -aoHsE '{_OFI} [0-9A-Za-z.+-]+'"
 _SHOWN_FILES = f"[library folders]/{_FILE}"
 PLUGINS = Command(
@@ -55,9 +55,8 @@ def read_ofi_plugins(outputs: Iterable[Recorded]) -> tuple[OfiPlugin, ...] | Non
         for line in output.whole_lines:
             if match := re.fullmatch(rf"(/[^:]+):{_OFI} ([0-9A-Za-z.+-]+)", line.strip()):
                 versions.setdefault(match.group(1), []).append(match.group(2))
-    return tuple(OfiPlugin(path=path, version=_version(words)) for path, words in versions.items())
-
-
-def _version(words: Iterable[str]) -> str | None:
-    """The word that begins with a number; what was built from the sources between releases has none."""
-    return next((word for word in words if re.match(r"\d+\.\d", word)), None)
+    # A build of the sources between releases has no version.
+    return tuple(
+        OfiPlugin(path=path, version=next((word for word in words if re.match(r"\d+\.\d", word)), None))
+        for path, words in versions.items()
+    )

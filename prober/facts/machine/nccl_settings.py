@@ -1,4 +1,4 @@
-"""NCCL variables that are set already: in the environment of a login, in /etc/nccl.conf and ~/.nccl.conf."""
+"""NCCL variables that the host already sets: in the environment of a login, /etc/nccl.conf or ~/.nccl.conf."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SETTING = re.compile(r"\s*(NCCL_\w+)\s*=(.*)$")
 
 
 def read_nccl_settings(outputs: Sequence[Recorded], tree: Tree) -> tuple[NcclSetting, ...]:
-    """Return the settings, the environment's first: they win."""
+    """Return the settings. The environment's come first, because they win."""
     found = []
     for output in outputs:
         if output.tool in ("env", "printenv", "export"):

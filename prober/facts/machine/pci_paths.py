@@ -1,4 +1,4 @@
-"""Ways through the PCI tree: the bridges above a device, and how far two devices are from each other."""
+"""Paths through the PCI tree: the bridges above a device, and the path between two devices."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Protocol
 
 
 class OnPci(Protocol):
-    """A device or bridge, with the bridge right above it where known."""
+    """A device or bridge, with the bridge right above it if that is known."""
 
     @property
     def parent(self) -> str | None:
-        """Its PCI address."""
+        """The PCI address of the bridge."""
 
 
 def bridges_above(tree: Mapping[str, OnPci], address: str) -> list[str]:
-    """PCI addresses of the bridges from the one right above a device to the root; `tree` is by address."""
+    """Return the PCI addresses of the bridges from right above a device to the root. `tree` is by address."""
     above: list[str] = []
     device = tree.get(address)
     while device and device.parent and device.parent not in above:
@@ -25,10 +25,10 @@ def bridges_above(tree: Mapping[str, OnPci], address: str) -> list[str]:
 
 
 def path_between(ours: Sequence[str], theirs: Sequence[str], numa_nodes: tuple[int | None, int | None]) -> str | None:
-    """nvidia-smi's word for the path between two devices, by the bridges above each and the NUMA node of each.
+    """Return the path between two devices, from the bridges above each and its NUMA node, in nvidia-smi's words.
 
-    PIX, PXB, NODE or SYS; None if not known. A switch is an upstream bridge and the downstream bridges below it, so two
-    devices of one switch have different bridges right above them and the same one above those: that is PIX.
+    It is PIX, PXB, NODE or SYS, or None if not known. A switch is an upstream bridge with downstream bridges below it.
+    So two devices of one switch have different bridges right above them and the same bridge above those, which is PIX.
     """
     common = [bridge for bridge in ours if bridge in theirs]
     if common:

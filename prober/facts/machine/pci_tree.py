@@ -1,4 +1,4 @@
-"""GPUs, NICs and the bridges above them: lspci and /sys/bus/pci; which NIC is nearest to which GPU."""
+"""GPUs, NICs and the bridges above them, from lspci and /sys/bus/pci, and the NICs nearest to each GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SYSFS = Command(
 PATHS = Command(_PICK + "ls -ld $list", when=_WORTH, shown=f"ls -ld {_ROOT}/*")
 LSPCI = Command("lspci -Dnn", limited=True)
 LSPCI_VVV = Command("lspci -Dvvv", limited=True, when=f'[ "$uid" = 0 ] && {{ {_WORTH}; }}')
-# Without root it hides what the rules need, so one line that says so is enough.
+# Without root it hides the facts that rules need, so the one line that shows this is enough.
 LSPCI_DENIED = Command(
     "lspci -Dvvv | grep -m1 '<access denied>'", limited=True, when=f'[ "$uid" != 0 ] && {{ {_WORTH}; }}'
 )
@@ -46,7 +46,7 @@ What = Literal["gpu", "nic", "bridge"]
 
 @dataclass(frozen=True)
 class PciFacts:
-    """The facts that one source gives of one PCI device. `secondary_bus` of a bridge: the bus below it, `0000:19`."""
+    """The facts of one source about a PCI device. `secondary_bus` is the bus below a bridge, `0000:19`."""
 
     address: str
     what: What | None = None
@@ -69,7 +69,7 @@ _FIRST_LINE = re.compile(
 
 
 def parse_lspci(output: Recorded) -> tuple[PciFacts, ...]:
-    """Devices of lspci, with -nn and -vvv or without."""
+    """Return the devices of lspci, with or without -nn and -vvv."""
     devices: list[PciFacts] = []
     for line in output.lines:
         if match := _FIRST_LINE.match(line):
@@ -124,7 +124,7 @@ def _with_link(link: PciLink, which: str, speed: str, width: str) -> PciLink:
 
 
 def parse_pci_sysfs(tree: Tree) -> tuple[PciFacts, ...]:
-    """Devices below /sys/bus/pci/devices whose class was read."""
+    """Return the devices below /sys/bus/pci/devices with a known class."""
     devices = []
     for match, code in tree.matching(rf"{_ROOT}/([0-9a-f:.]+)/class"):
         address = match.group(1)
@@ -154,7 +154,7 @@ def _what(code: str, nvidia: bool) -> What | None:
 
 
 def merge_pci(sources: Sequence[tuple[PciFacts, ...]]) -> dict[str, PciFacts]:
-    """One record an address, the first source first; parents from bus numbers where no path was read."""
+    """Return one record for each address, with parents from bus numbers if no path is known. Earlier sources win."""
     known = by_key(chain.from_iterable(sources), attrgetter("address"), filled)
     below = {device.secondary_bus: device.address for device in known.values() if device.secondary_bus}
     return {
@@ -164,32 +164,24 @@ def merge_pci(sources: Sequence[tuple[PciFacts, ...]]) -> dict[str, PciFacts]:
 
 
 def pci_devices(known: Mapping[str, PciFacts]) -> tuple[PciDevice, ...]:
-    """GPUs, NICs and the bridges above them, in order of address."""
+    """Return the GPUs, NICs and the bridges above them, in order of address."""
     wanted = {address for address, device in known.items() if device.what in ("gpu", "nic")}
     wanted |= {bridge for address in list(wanted) for bridge in bridges_above(known, address)}
     return tuple(_record(known[address]) for address in sorted(wanted) if address in known)
 
 
 def _record(device: PciFacts) -> PciDevice:
-    return PciDevice(
-        address=device.address,
-        what=device.what or "bridge",
-        parent=device.parent,
-        link=device.link or PciLink(),
-        numa_node=device.numa_node,
-        acs_redirects=device.acs_redirects,
-        max_read_request_bytes=device.max_read_request_bytes,
-        relaxed_ordering=device.relaxed_ordering,
-    )
+    same = {name: getattr(device, name) for name in PciDevice.model_fields}
+    return PciDevice(**same | {"what": device.what or "bridge", "link": device.link or PciLink()})
 
 
 _NEARNESS = ("PIX", "PXB", "NODE", "SYS")
 
 
 def nearest_nics(known: Mapping[str, PciFacts], gpu: str) -> tuple[str | None, tuple[str, ...]]:
-    """Path name and addresses of the NICs nearest to a GPU; of equally near ones those with the widest PCI link.
+    """Return the path to the NICs nearest to a GPU, and the addresses of those with the widest PCI link.
 
-    (None, ()) where the tree is not known.
+    Return (None, ()) if the tree is not known.
     """
     nics = [device for device in known.values() if device.what == "nic"]
     above, node = bridges_above(known, gpu), known[gpu].numa_node if gpu in known else None
@@ -207,5 +199,5 @@ def _bandwidth(link: PciLink | None) -> float:
 
 
 def gpus_of(known: Iterable[PciFacts]) -> list[PciFacts]:
-    """The GPUs in order of address, which is nvidia-smi's order too."""
+    """Return the GPUs in order of address, which is the order of nvidia-smi."""
     return [device for device in known if device.what == "gpu"]

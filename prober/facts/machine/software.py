@@ -1,4 +1,4 @@
-"""Python, torch, CUDA and NCCL where the run would use them, and the OFED release."""
+"""The versions of Python, torch, CUDA and NCCL in the run's environment, and of OFED."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holmes_core.records.inventory import Software
 from prober.asking.commands import Command, in_root
 from prober.asking.recording import Recorded
 
-# torch is looked at without importing it: that would take seconds.
+# torch is not imported, because that would take seconds.
 _ASK = (
     "import sys, re, pathlib, platform, importlib.util as u, importlib.metadata as m; "
     'print("python", platform.python_version()); '
@@ -26,15 +26,15 @@ _ASK = (
     'exec("try:\\n import ctypes; ctypes.CDLL(\\"libibverbs.so.1\\")\\nexcept OSError as e: print(\\"verbs\\", e)")'
 )
 
-SHOWN_LINES, MAX_SHOWN = 3, 400  # lines and characters of what a failed start says
+SHOWN_LINES, MAX_SHOWN = 3, 400  # lines and characters of a failed start's message
 
 OFED = Command("ofed_info -s", limited=True, when="command -v ofed_info >/dev/null 2>&1")
 
 
 def software_command(access: Access) -> Command:
-    """Asks the Python of `access` for versions, where the ranks will run: after its activation line, in its container.
+    """Return the command that asks the Python of `access` for versions in the environment of ranks.
 
-    An image that is not there yet is not fetched.
+    That is after its activation line and in its container. A missing image is not fetched.
     """
     ask = f"{access.python_word} -c {shlex.quote(_ASK)}"
     if access.container is not None:
@@ -46,13 +46,8 @@ def software_command(access: Access) -> Command:
     return Command(in_root(ask), limited=True, shown=ask)
 
 
-def python_was_asked(outputs: Sequence[Recorded]) -> bool:
-    """Return True if the outputs could show a Python: a recording of other tools alone cannot."""
-    return any(output.asks_python for output in outputs)
-
-
 def read_python_failure(outputs: Sequence[Recorded]) -> str | None:
-    """The last lines of a shell, container or Python that did not get to run what was asked; None where it did."""
+    """Return the last lines of a shell, container or Python that failed, or None if it did not."""
     failed = [output for output in outputs if output.asks_python and output.exit_code not in (0, None)]
     lines = [line.strip() for line in failed[-1].plain.splitlines() if line.strip()] if failed else []
     return " | ".join(lines[-SHOWN_LINES:])[:MAX_SHOWN] or None
@@ -66,10 +61,4 @@ def read_software(outputs: Sequence[Recorded]) -> Software:
             found.update(re.findall(r"^(python|torch|cuda|nccl) (\S+)$", output.plain, flags=re.MULTILINE))
         elif output.tool == "ofed_info" and output.exit_code in (0, None):
             found["ofed"] = output.plain.strip().rstrip(":")[:100]
-    return Software(
-        python=found.get("python"),
-        torch=found.get("torch"),
-        cuda=found.get("cuda"),
-        nccl=found.get("nccl"),
-        ofed=found.get("ofed") or None,
-    )
+    return Software(**{name: found.get(name) or None for name in Software.model_fields})

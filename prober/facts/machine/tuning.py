@@ -1,4 +1,4 @@
-"""Settings of the machine that hold a job back: control groups, CPU clocks, NUMA balancing, filters of packets."""
+"""Settings of the machine that slow a job: control groups, CPU clocks, NUMA balancing and packet filters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPUFREQ = "/sys/devices/system/cpu/cpu0/cpufreq"
 _V1_MEMORY = "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 _V1_CPU = "/sys/fs/cgroup/cpu/cpu.cfs_{}_us"
 _CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack"
-# A login's own group and its slice, or in a container the root, which is its own group there.
+# The group of a login and its slice, or in a container the root, which is its own group there.
 FILES = Command(
     "p=$(sed -n 's/^0:://p' /proc/self/cgroup); set --; "
     'while [ -n "$p" ] && [ "$p" != / ]; do set -- "$@" "/sys/fs/cgroup$p/memory.max" "/sys/fs/cgroup$p/cpu.max"; '
@@ -31,7 +31,7 @@ _NO_LIMIT = 2**60  # version 1 of control groups writes a number near 2**63 for 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The settings, under the names of the fields of `Host`; None where not known."""
+    """The settings, with the field names of `Host`. None is not known."""
 
     memory_limit_bytes: int | None
     cpu_limit: float | None
@@ -43,7 +43,7 @@ class Tuning:
 
 
 def read_tuning(outputs: Sequence[Recorded], tree: Tree) -> Tuning:
-    """The settings in files of /sys and /proc, in `iptables -S` and of firewalld's service."""
+    """Return the settings from files of /sys and /proc, `iptables -S` and the service of firewalld."""
     count, most = (whole_number(tree.value(f"{_CONNTRACK}_{name}")) for name in ("count", "max"))
     balancing = tree.value("/proc/sys/kernel/numa_balancing")
     return Tuning(
@@ -58,14 +58,14 @@ def read_tuning(outputs: Sequence[Recorded], tree: Tree) -> Tuning:
 
 
 def _memory_limits(tree: Tree) -> list[int]:
-    """Limits of the own group and of those above it; `max` is none."""
+    """Return the limits of the own group and of the groups above it. `max` is no limit."""
     texts = [text for _, text in tree.matching(r"/sys/fs/cgroup/(?:.*/)?memory\.max")]
     sizes = [size for text in (*texts, tree.value(_V1_MEMORY)) if (size := whole_number(text))]
     return [size for size in sizes if size < _NO_LIMIT]
 
 
 def _cpu_limits(tree: Tree) -> list[float]:
-    """CPUs as quota by period: `800000 100000` is 8."""
+    """Return numbers of CPUs, which are quota by period: `800000 100000` is 8."""
     texts = [text.split() for _, text in tree.matching(r"/sys/fs/cgroup/(?:.*/)?cpu\.max")]
     texts.append([tree.value(_V1_CPU.format(name)) or "" for name in ("quota", "period")])
     pairs = [(whole_number(text[0]), whole_number(text[1])) for text in texts if len(text) == 2]
@@ -73,7 +73,7 @@ def _cpu_limits(tree: Tree) -> list[float]:
 
 
 def _packet_filter(outputs: Sequence[Recorded]) -> str | None:
-    """Return the filter that drops unasked-for connections, or None if none is known."""
+    """Return the filter that drops unsolicited connections, or None if none is known."""
     for output in outputs:
         if output.tool == "iptables" and re.search(r"^-P INPUT (?:DROP|REJECT)$", output.plain, flags=re.MULTILINE):
             return "iptables: -P INPUT DROP"

@@ -1,4 +1,4 @@
-"""Netdevs as ethtool shows them: the settings (whole, or cut by grep) and, with -i, the driver."""
+"""Netdevs as ethtool shows them: the settings, whole or cut by grep, and the driver with -i."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRIVER = Command('ethtool -i "$n"', each=_NETDEVS, skip=_SKIPPED, limited=True, 
 
 
 def parse_ethtool(output: Recorded) -> tuple[PartialNetdev, ...]:
-    """Netdevs of an `ethtool` or `ethtool -i` answer."""
+    """Return the netdevs of an `ethtool` or `ethtool -i` answer."""
     if any(word in ("-i", "--driver") for word in output.words[1:]):
         return _driver(output)
     blocks = re.split(r"^Settings for (\S+):[ \t]*$", output.plain, flags=re.MULTILINE)
@@ -40,13 +40,13 @@ def _settings(name: str, text: str) -> PartialNetdev:
 
 
 def _supported(text: str) -> str:
-    """The part with the supported modes; empty where it is cut off before its end."""
+    """Return the part with the supported modes, or "" if it is cut off before its end."""
     match = re.search(r"Supported link modes:(.*?)\n[ \t]*Supported pause", text, flags=re.DOTALL)
     return match.group(1) if match else ""
 
 
 def _cut_by_grep(output: Recorded) -> tuple[PartialNetdev, ...]:
-    """Speed lines without their interface: they belong to the interfaces of the command line, if as many."""
+    """Read speed lines without interfaces. They belong to the interfaces of the command, if these are as many."""
     names = re.findall(r"\bethtool\s+([^\s|;&<>-][^\s|;&<>]*)", output.command)
     speeds = re.findall(r"^[ \t]*Speed:[ \t]*(?:(\d{1,9})Mb/s|Unknown!)", output.plain, flags=re.MULTILINE)
     if len(names) != len(speeds):
@@ -56,12 +56,12 @@ def _cut_by_grep(output: Recorded) -> tuple[PartialNetdev, ...]:
 
 
 def _firmware(text: str) -> str | None:
-    """The version itself, of `22.36.1010 (MT_0000000359)` and `227.0.131.0/pkg 227.1.111.0`."""
+    """Return the version in `22.36.1010 (MT_0000000359)` or `227.0.131.0/pkg 227.1.111.0`."""
     return None if text == "N/A" else text.partition(" ")[0].removesuffix("/pkg") or None
 
 
 def _driver(output: Recorded) -> tuple[PartialNetdev, ...]:
-    """One netdev; without its name where the command does not give it, to be found by its PCI address."""
+    """Read one netdev. Its name is empty if the command does not have it, and is later found by the PCI address."""
     names = [word for word in output.words[1:] if not word.startswith(("-", "<")) and not word.endswith(">")]
     found = re.findall(r"^([a-z-]+):(.*)\n", output.plain, flags=re.MULTILINE)
     lines = {name: value.strip(" ") for name, value in found}

@@ -1,4 +1,4 @@
-"""Priority flow control of netdevs: mlnx_qos, and iproute2's dcb."""
+"""Priority flow control of netdevs, from mlnx_qos and iproute2's dcb."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DCB = Command(
 
 
 def parse_mlnx_qos(output: Recorded) -> tuple[PartialNetdev, ...]:
-    """Trust state and enabled priorities of the netdev that `-i` names."""
+    """Return the netdev of `-i` with its trust state and enabled priorities."""
     name = re.search(r"(?:-i|--interface)[ =]([^\s|;<>]+)", output.call)
     trust = re.search(r"^Priority trust state: (pcp|dscp)$", output.plain, flags=re.MULTILINE)
     row = re.search(
@@ -40,7 +40,7 @@ def parse_mlnx_qos(output: Recorded) -> tuple[PartialNetdev, ...]:
 
 
 def parse_dcb(output: Recorded) -> tuple[PartialNetdev, ...]:
-    """Enabled priorities of `dcb pfc show dev NAME`, as text and as JSON."""
+    """Return the netdev of `dcb pfc show dev NAME` with its enabled priorities, from text or JSON."""
     name = re.search(r"\bdev\s+([^\s|;<>]+)", output.call)
     if not name or "pfc" not in output.words:
         return ()

@@ -1,4 +1,4 @@
-"""IPv4 addresses of interfaces on hosts without `ip`, which the host's Python reads from the kernel."""
+"""IPv4 addresses of interfaces on hosts without `ip`, read from the kernel by the host's Python."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from holmes_core.records.access import Access
 from prober.asking.commands import Command, in_root
 
 TOOL = "interface-addresses"
-# As `ip -j addr show` prints it, with the first address of each interface. Numbers by linux/sockios.h (SIOCGIF...) and
-# linux/if.h (IFF_UP 1, IFF_LOOPBACK 8, IFF_RUNNING 64).
+# Prints the form of `ip -j addr show`, with the first address of each interface. Source of numbers: linux/sockios.h
+# (SIOCGIF...) and linux/if.h (IFF_UP 1, IFF_LOOPBACK 8, IFF_RUNNING 64).
 _ASK = """
 import fcntl, json, socket, struct
 found = []
@@ -38,6 +38,6 @@ print(json.dumps(found))
 
 
 def addresses_command(access: Access) -> Command:
-    """Asked where `ip` before it gave no answer."""
+    """Return the command, which runs if `ip` before it has failed."""
     shell = f"{access.python_word} -c {shlex.quote(f'exec({_ASK!r})')}"
     return Command(in_root(shell), limited=True, when="case $code in 0) false;; esac", shown=TOOL)

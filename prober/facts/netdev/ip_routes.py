@@ -1,6 +1,6 @@
-"""Routes of every table: `ip route`, `ip route show table all` and `ip rule`, as JSON and as text.
+"""Routes of all tables, from `ip route`, `ip route show table all` and `ip rule`, in JSON or as text.
 
-Rails that are routed at the leaf switch have their routes in tables of their own, which a rule or a VRF chooses.
+Rails that are routed at the leaf switch have their routes in separate tables, chosen by a rule or a VRF.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES = (
 
 
 def parse_default_route(outputs: Iterable[Recorded]) -> str | None:
-    """The netdev of the main table's IPv4 default route with the lowest metric, None if there is none."""
+    """Return the netdev of the main table's IPv4 default route with the lowest metric, or None without one."""
     routes = []
     for entry in _entries(outputs):
         device, metric = entry.get("dev"), entry.get("metric", 0)
@@ -44,7 +44,7 @@ def parse_default_route(outputs: Iterable[Recorded]) -> str | None:
 
 
 def parse_routes(outputs: Iterable[Recorded]) -> tuple[Route, ...]:
-    """The routes of all tables in use that lead away from the host, without the main table's default ones, in order."""
+    """Return the routes of all tables in use that leave the host, without the main table's default routes."""
     known = list(outputs)
     tables = _tables_in_use(known)
     routes = []
@@ -59,7 +59,7 @@ def parse_routes(outputs: Iterable[Recorded]) -> tuple[Route, ...]:
 
 
 def _prefix(entry: Mapping[str, Any]) -> str | None:
-    """Return the route's prefix, or None for the main table's default route, link-local, multicast or other text."""
+    """Return the route's prefix, or None for the main table's default route, link-local, multicast and other text."""
     text = entry.get("dst")
     if text == "default":
         return None if _table(entry) is None else "::/0" if _is_ipv6(entry) else "0.0.0.0/0"
@@ -71,18 +71,18 @@ def _prefix(entry: Mapping[str, Any]) -> str | None:
 
 
 def _is_ipv6(entry: Mapping[str, Any]) -> bool:
-    """Only IPv6 routes have a preference, and only they an IPv6 gateway, unless `via` says so."""
+    """Return True for a route with a preference or an IPv6 gateway, which only IPv6 routes have."""
     return "pref" in entry or ":" in str(entry.get("gateway", ""))
 
 
 def _table(entry: Mapping[str, Any]) -> str | None:
-    """The table's name or number; None for the main one, which is shown without."""
+    """Return the table's name or number, or None for the main table, which is not printed."""
     table = str(entry.get("table"))
     return None if table in _MAIN else table
 
 
 def _netdevs(entry: Mapping[str, Any]) -> list[str]:
-    """The route's netdev; of one with several next hops, each one's."""
+    """Return the route's netdev, or the netdevs of all its next hops."""
     hops = entry.get("nexthops")
     found = [entry, *(hops if isinstance(hops, list) else ())]
     devices = [hop.get("dev") for hop in found if isinstance(hop, Mapping)]
@@ -90,7 +90,7 @@ def _netdevs(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _tables_in_use(outputs: Iterable[Recorded]) -> set[str] | None:
-    """Tables that a rule names; None where the rules are not known, or leave the choice to VRFs."""
+    """Return the tables that rules name, or None if the rules are not known or VRFs choose."""
     tables: set[str] = set()
     for output in outputs:
         if output.tool == "ip" and _asks(output, "rule", "ru"):
@@ -102,7 +102,7 @@ def _tables_in_use(outputs: Iterable[Recorded]) -> set[str] | None:
 
 
 def _text_rules(output: Recorded) -> Iterator[dict[str, Any]]:
-    """Lines such as `32765: from 10.1.0.5 lookup 101`."""
+    """Yield the rules in lines such as `32765: from 10.1.0.5 lookup 101`."""
     for line in output.whole_lines:
         words = line.split()
         if "lookup" in words[:-1]:
@@ -111,7 +111,7 @@ def _text_rules(output: Recorded) -> Iterator[dict[str, Any]]:
 
 
 def _entries(outputs: Iterable[Recorded]) -> Iterator[dict[str, Any]]:
-    """Yield the routes of `ip route`, from JSON or text. `show table N` names the table in its command alone."""
+    """Yield the routes of `ip route`, from JSON or text. Only the command names the table of `show table N`."""
     for output in outputs:
         if output.tool == "ip" and not _asks(output, "rule", "ru"):
             asked = output.words[output.words.index("table") + 1 :][:1] if _asks(output, "table") else ()

@@ -1,4 +1,4 @@
-"""Netdevs and their addresses: `ip addr` and `ip link`, as JSON and as text, and ifconfig."""
+"""Netdevs and their addresses, from `ip addr` and `ip link` in JSON or as text, and from ifconfig."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADDRESSES_TEXT = Command("ip addr show", when=_NO_JSON)
 
 
 def parse_ip(output: Recorded) -> tuple[PartialNetdev, ...]:
-    """Netdevs of `ip addr` or `ip link`, with -j, -d, -o, -br, -s or without."""
+    """Return the netdevs of `ip addr` or `ip link`, with or without -j, -d, -o, -br and -s."""
     return tuple(
         _netdev(entry["ifname"], entry)
         for entry in json_list(output.plain) or _text_entries(output)
@@ -52,13 +52,13 @@ def _netdev(name: str, entry: Mapping[str, Any]) -> PartialNetdev:
 
 
 def _other_netdev(name: object) -> str | None:
-    """Return the name of a netdev of this namespace, or None for `if5`: another namespace's, known by number only."""
+    """Return the name of a netdev in this namespace, or None for `if5`, which is in another namespace."""
     return name if isinstance(name, str) and name and not re.fullmatch(r"if\d+|NONE", name) else None
 
 
 _LINK_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@([^\s:]+))?: <([A-Z0-9_,-]*)>(?= )(.*)")
 _ADDRESS_LINE = re.compile(r"\d+: ([^\s:@]+)(?:@\S+)?\s+(inet6? .*)")
-# The label of an IPv4 address is the interface's name, or begins with it: `eth0:1`.
+# The label of an IPv4 address is or begins with the interface's name: `eth0:1`.
 _LABEL = re.compile(
     r"^\s*inet .* scope (?:global|link|host|site|[0-9]+)"
     r"(?: (?:secondary|dynamic|noprefixroute|deprecated|tentative))* ([^\s:]+)(?::\S+)?\s*$"
@@ -67,7 +67,7 @@ _BRIEF_LINE = re.compile(r"([^\s:@]+)(?:@\S+)?\s+(UP|DOWN|UNKNOWN|LOWERLAYERDOWN
 
 
 def _text_entries(output: Recorded) -> list[dict[str, Any]]:
-    """The blocks of `ip addr` and `ip link` as the JSON has them; with -o, a block is one line for each address."""
+    """Return the blocks of `ip addr` and `ip link` in the form of JSON. With -o, each address is one line."""
     entries: dict[str, dict[str, Any]] = {}
     entry: dict[str, Any] = {}
     for line in output.plain.replace("\\", "\n").split("\n")[:-1]:
@@ -87,7 +87,7 @@ def _text_entries(output: Recorded) -> list[dict[str, Any]]:
             entry["operstate"] = match.group(2)
             for word in match.group(3).split():
                 _add_words(entry, ["inet6" if ":" in word else "inet", word] if "/" in word else ["", ""])
-        elif labelled := _LABEL.search(line):  # which its block may have lost to grep
+        elif labelled := _LABEL.search(line):  # grep may have removed the block's first line
             name = labelled.group(1)
             _add_words(entries.setdefault(name, {"ifname": name, "addr_info": []}), words)
         elif len(words) > 1 and entry:
@@ -96,7 +96,7 @@ def _text_entries(output: Recorded) -> list[dict[str, Any]]:
 
 
 def _add_words(entry: dict[str, Any], words: Sequence[str]) -> None:
-    """Add the facts of a line below an interface's first one to `entry`."""
+    """Add the facts of a line below the interface's first line to `entry`."""
     if words[0].startswith("link/"):
         entry |= {"link_type": words[0].removeprefix("link/"), "address": words[1]}
     elif words[0] in ("inet", "inet6"):
@@ -125,7 +125,7 @@ def _kind(entry: Mapping[str, Any]) -> NetdevKind | None:
     info = about.get("info_kind") if isinstance(about, Mapping) else None
     if kind := by_type.get(entry.get("link_type")) or _KINDS.get(info, "virtual" if info else None):
         return kind
-    return "virtual" if entry.get("link") or entry.get("link_index") else None  # another interface carries it
+    return "virtual" if entry.get("link") or entry.get("link_index") else None  # on top of another interface
 
 
 _INTERFACES: dict[str, Callable[[str], object]] = {
@@ -155,7 +155,7 @@ def _accepts(make: Callable[[str], object], text: str) -> bool:
 
 
 def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
-    """Netdevs of ifconfig's blocks; `eth0:1` is another address of eth0."""
+    """Return the netdevs of ifconfig's blocks. `eth0:1` is another address of eth0."""
     netdevs: list[PartialNetdev] = []
     for line in output.whole_lines:
         if match := re.match(r"([^\s:]+)(?::\S+)?: flags=\d+<([A-Z_,0-9]*)>\s+mtu (\d{1,6})", line):
@@ -178,11 +178,12 @@ def parse_ifconfig(output: Recorded) -> tuple[PartialNetdev, ...]:
             netdevs.append(PartialNetdev(name=match.group(1), kind=kind, listed=True))
         elif netdevs:
             netdevs[-1] = _with_ifconfig_line(netdevs[-1], line.strip())
-    return tuple(by_key(netdevs, attrgetter("name"), _with_addresses_of).values())
-
-
-def _with_addresses_of(netdev: PartialNetdev, alias: PartialNetdev) -> PartialNetdev:
-    return netdev.model_copy(update={"addresses": (*netdev.addresses, *alias.addresses)})
+    joined = by_key(
+        netdevs,
+        attrgetter("name"),
+        lambda netdev, alias: netdev.model_copy(update={"addresses": (*netdev.addresses, *alias.addresses)}),
+    )
+    return tuple(joined.values())
 
 
 def _with_ifconfig_line(netdev: PartialNetdev, text: str) -> PartialNetdev:

@@ -29,7 +29,7 @@ _IFF_UP = 1
 
 
 def parse_netdev_sysfs(tree: Tree) -> tuple[PartialNetdev, ...]:
-    """The netdevs in the tree."""
+    """Return the netdevs in the tree."""
     names = [match.group(1) for match, _ in tree.matching(rf"{_ROOT}/([^/]+)/.+")]
     names += [path.rpartition("/")[2] for path in tree.links if re.fullmatch(rf"{_ROOT}/[^/]+", path)]
     names += [match.group(1) for match, _ in tree.matching(r"/proc/net/bonding/([^/]+)")]
@@ -45,11 +45,11 @@ def _netdev(tree: Tree, name: str) -> PartialNetdev:
     link = tree.links.get(f"{_ROOT}/{name}", "")
     path = pci_path(link)
     driver = tree.links.get(f"{_ROOT}/{name}/device/driver")
-    speed, carrier = whole_number(value("speed")), value("carrier")
+    speed, flags, carrier = whole_number(value("speed")), whole_number(value("flags")), value("carrier")
     trust = value("qos/trust")
     return PartialNetdev(
         name=name,
-        up=_is_up(value("flags"), carrier),
+        up=None if flags is None else bool(flags & _IFF_UP) and carrier != "0",
         mtu=whole_number(value("mtu")),
         speed_bytes_per_s=speed_bytes_per_s(speed),
         kind=_kind(tree, name, link, whole_number(value("type"))),
@@ -68,13 +68,6 @@ def _netdev(tree: Tree, name: str) -> PartialNetdev:
     )
 
 
-def _is_up(flags: str | None, carrier: str | None) -> bool | None:
-    bits = whole_number(flags)
-    if bits is None:
-        return None
-    return bool(bits & _IFF_UP) and carrier != "0"
-
-
 def _kind(tree: Tree, name: str, link: str, link_type: int | None) -> NetdevKind | None:
     if link_type == _ARPHRD_LOOPBACK or name == "lo":
         return "loopback"
@@ -90,7 +83,7 @@ def _kind(tree: Tree, name: str, link: str, link_type: int | None) -> NetdevKind
 
 
 def _ecn_priorities(tree: Tree, name: str) -> tuple[int, ...] | None:
-    """Priorities for which the card both marks (notification point) and slows down (reaction point)."""
+    """Return the priorities for which the card both marks (notification point) and slows down (reaction point)."""
     root = re.escape(f"{_ROOT}/{name}/ecn")
     known = {(match[1], int(match[2])): value for match, value in tree.matching(rf"{root}/(roce_[nr]p)/enable/([0-7])")}
     if not known:
@@ -99,14 +92,14 @@ def _ecn_priorities(tree: Tree, name: str) -> tuple[int, ...] | None:
 
 
 def _conf(tree: Tree, name: str, key: str) -> int | None:
-    """The kernel takes the larger of the interface's value and that of `all`."""
+    """Return the effective value, which is the larger of the interface's and that of `all`."""
     values = [whole_number(tree.value(f"{_CONF}/{folder}/{key}")) for folder in (name, "all")]
     known = [value for value in values if value is not None]
     return max(known) if values[0] is not None else None
 
 
 def _slaves(tree: Tree, name: str, listed: str | None) -> tuple[BondSlave, ...] | None:
-    """Slaves with their MII status, in the order of /proc/net/bonding; without it, the names sysfs lists."""
+    """Return the slaves with their MII status from /proc/net/bonding, or else the names in sysfs."""
     slaves: list[BondSlave] = []
     for line in tree.values.get(f"/proc/net/bonding/{name}", []):
         key, _, value = (part.strip() for part in line.partition(":"))

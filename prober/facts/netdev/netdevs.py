@@ -1,8 +1,8 @@
-"""Network interfaces: all known facts about each, merged by name."""
+"""Network interfaces with all known facts about each, merged by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -24,7 +24,7 @@ _COMPARED = ("mtu", "link_detected", "speed_bytes_per_s", "driver", "firmware")
 
 @dataclass(frozen=True)
 class NetdevReading:
-    """The netdevs of a host, which of them are cards, and their conflicting and impossible values."""
+    """The netdevs of a host, the names of cards among them, and their conflicting and impossible values."""
 
     netdevs: tuple[Netdev, ...]
     physical: tuple[str, ...]
@@ -39,13 +39,13 @@ def read_netdevs(
 ) -> NetdevReading:
     """Merge the netdevs of (source, facts), given in order of trust.
 
-    `names_by_pci` names the netdevs that a source gives by PCI address alone.
+    `names_by_pci` has the names of netdevs for which a source has only the PCI address.
     """
     collected: dict[str, list[tuple[str, PartialNetdev]]] = {}
     impossible: list[ImpossibleValue] = []
     for source, facts in sources:
-        called = [netdev.model_copy(update={"name": name}) for netdev, name in _names(facts, names_by_pci) if name]
-        known, found = named(source, "netdev", called, "name")
+        names = ((netdev, netdev.name or names_by_pci.get(netdev.pci_address or "")) for netdev in facts)
+        known, found = named(source, "netdev", [each.model_copy(update={"name": n}) for each, n in names if n], "name")
         impossible += found
         for name, netdev in by_key(known, attrgetter("name"), updated).items():
             clean, found = possible(source, name, netdev, _BOUNDS)
@@ -61,16 +61,8 @@ def read_netdevs(
     return NetdevReading(tuple(netdevs), tuple(physical), tuple(conflicts), tuple(impossible))
 
 
-def _names(
-    facts: Iterable[PartialNetdev], names_by_pci: Mapping[str, str]
-) -> Iterator[tuple[PartialNetdev, str | None]]:
-    """Yield one source's facts of each netdev, and its name if known."""
-    for netdev in facts:
-        yield netdev, netdev.name or names_by_pci.get(netdev.pci_address or "")
-
-
 def _record(netdev: PartialNetdev, pinned_gbps: Mapping[str, float]) -> Netdev:
-    """The record; a speed pinned in hosts.yaml wins over what the tools say."""
+    """Return the record. A speed in hosts.yaml overrides the tools."""
     known = {name: getattr(netdev, name) for name in Netdev.model_fields} | {"kind": kind_of(netdev)}
     if netdev.name in pinned_gbps:
         known["speed_bytes_per_s"] = bytes_per_s_from_gbps(pinned_gbps[netdev.name])
@@ -78,7 +70,7 @@ def _record(netdev: PartialNetdev, pinned_gbps: Mapping[str, float]) -> Netdev:
 
 
 def _in_mbps(conflict: Conflict) -> Conflict:
-    """Speeds in the unit in which the tools printed them."""
+    """Return the conflict with speeds in Mbit/s, the unit of the tools."""
     if conflict.fact != "speed_bytes_per_s":
         return conflict
     value_a, value_b = (str(float(value) * 8 / 1e6) for value in (conflict.value_a, conflict.value_b))

@@ -1,4 +1,4 @@
-"""The facts that one source gives of a network interface, and the kind of interface that follows."""
+"""The facts of one source about a network interface, and the kind of interface that follows from them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _PHYSICAL_NAMES = re.compile(r"(en[bcopPsx]|eth|em|p\d+p|hsn|rail|net)\w*\d\w*")
 
 
 class PartialNetdev(Netdev):
-    """A netdev as one source shows it: all but the name may be unknown."""
+    """A netdev as one source shows it. Only the name is always known."""
 
     up: bool | None = None
     mtu: int | None = None
     addresses: tuple[str, ...] = ()
     speed_bytes_per_s: float | None = None
     listed: bool | None = None
-    """True where a tool that lists interfaces of all kinds shows it."""
+    """True if a tool shows it that lists interfaces of all kinds."""
     port_shown: bool | None = None
-    """True where the tool shows that the interface has a port for a cable."""
+    """True if a tool shows that the interface has a port for a cable."""
 
 
 def speed_bytes_per_s(mbps: float | None) -> float | None:
-    """The speed of a line of `mbps` Mbit/s; None for what means unknown: 0, -1, and -1 read without a sign."""
+    """Return the speed of `mbps` Mbit/s, or None for 0, -1 and -1 read as unsigned, which mean unknown."""
     return None if mbps is None or mbps <= 0 or mbps in (0xFFFF, 0xFFFFFFFF) else bytes_per_s_from_mbps(mbps)
 
 
 def kind_of(netdev: PartialNetdev) -> NetdevKind | None:
-    """Return the kind of the interface; by its name only if no source gives it."""
+    """Return the kind of the interface, from its name if no source gives it."""
     if netdev.kind is not None:
         return netdev.kind
     if netdev.name == "lo":
@@ -43,7 +43,7 @@ def kind_of(netdev: PartialNetdev) -> NetdevKind | None:
 
 
 def looks_physical(netdev: PartialNetdev) -> bool:
-    """True for a separate card, by the kernel, or by the name and a tool that shows a port if it was not asked."""
+    """Return True for a card, by the kernel, or if that is not known by a port or by the name."""
     kind = kind_of(netdev)
     if kind is not None:
         return kind in ("physical", "virtual function")

@@ -1,4 +1,4 @@
-"""Headers that grep or head took from the blocks of an RDMA tool, put back where only one reading is possible."""
+"""Headers that grep or head removed from the blocks of an RDMA tool, restored if only one reading is possible."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 class BlockForm:
     """A tool's headers for a device and for a port below it, and the keys of a port's lines."""
 
-    device_line: str  # a regular expression, as `port_line`
+    device_line: str  # a regular expression, like `port_line`
     port_line: str
-    device_header: str  # with a hole for the name
-    port_header: str  # with a hole for the number
+    device_header: str  # with `{}` for the name
+    port_header: str  # with `{}` for the number
     port_keys: frozenset[str]
 
 
 def with_headers(lines: Iterable[str], form: BlockForm, device: str | None, port: int | None) -> Iterator[str]:
-    """The lines with the headers that are missing from all of them.
+    """Yield the lines with the headers that are missing from all of them.
 
-    The device's is known where the command names it. The port's is where no line numbers a port: a device's ports
-    come in order from 1, or are the one that the command names, and a key that comes again is the next port's.
+    The header of a device is known if the command names the device. The headers of ports are known if no line numbers
+    a port: there is the one port in the command, or ports come in order from 1, and a repeated key begins the next.
     """
     lines = list(lines)
     unnamed = not any(re.match(form.device_line, line.strip()) for line in lines)

@@ -1,4 +1,4 @@
-"""The netdev of each RDMA port: ibdev2netdev, with -v and without, and the GID table of show_gids."""
+"""The netdev of each RDMA port, from ibdev2netdev with or without -v, and the GID tables of show_gids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VERBOSE = re.compile(
 
 
 def parse_ibdev2netdev(output: Recorded) -> tuple[PortFacts, ...]:
-    """Ports with their netdevs, from `mlx5_0 port 1 ==> ib0 (Up)`, and with model and PCI address from `-v`."""
+    """Return ports with netdevs, from lines such as `mlx5_0 port 1 ==> ib0 (Up)`; -v adds model and PCI address."""
     ports = []
     for line in output.lines:
         if match := _PLAIN.match(line.strip()):
@@ -53,7 +53,7 @@ _GID_LINE = re.compile(
 
 
 def parse_show_gids(output: Recorded) -> tuple[PortFacts, ...]:
-    """Ports with their GID tables; columns are apart by tabs or blanks, and the IPv4 column may be empty."""
+    """Return ports with their GID tables. Tabs or blanks separate columns, and the IPv4 column may be empty."""
     ports: dict[tuple[str, int], PortFacts] = {}
     for line in output.whole_lines:
         match = _GID_LINE.match(line.strip())

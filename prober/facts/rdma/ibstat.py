@@ -1,4 +1,4 @@
-"""RDMA ports as the tools of infiniband-diags show them: ibstat, ibstatus, and sminfo of their subnet managers."""
+"""RDMA ports as ibstat, ibstatus and sminfo of infiniband-diags show them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from prober.asking.numbers import guid, number, whole_number
 from prober.asking.recording import LINK_LAYER_ENDS, Recorded
 from prober.facts.rdma.cut_headers import BlockForm, with_headers
 from prober.facts.rdma.port_facts import (
+    KeyReaders,
     PortFacts,
     interface_id,
     link_layer_word,
@@ -17,10 +18,11 @@ from prober.facts.rdma.port_facts import (
     phys_state_word,
     state_word,
     subnet_prefix,
+    with_value,
 )
 
 IBSTAT = Command("ibstat", limited=True)
-# It may ask where this user may write to umad, and virtual functions may not.
+# It needs write access to umad, and does not work with virtual functions.
 SMINFO = Command(
     'sminfo -C "$n" -P 1',
     each="/sys/class/infiniband/*",
@@ -45,8 +47,33 @@ _FORM = BlockForm(
 )
 
 
+_DEVICE_KEYS: KeyReaders = {
+    "CA type": ("hca_type", lambda text: text or None),
+    "Firmware version": ("firmware", lambda text: text or None),
+    "Node GUID": ("node_guid", guid),
+    "System image GUID": ("sys_image_guid", guid),
+}
+_PORT_KEYS: KeyReaders = {
+    "State": ("state", state_word),
+    "Physical state": ("phys_state", phys_state_word),
+    "Rate": ("rate_gbps", number),
+    "Base lid": ("lid", whole_number),
+    "SM lid": ("sm_lid", whole_number),
+    "Port GUID": ("port_guid", guid),
+    "Link layer": ("link_layer", link_layer_word),
+}
+_STATUS_KEYS: KeyReaders = {
+    "base lid": ("lid", whole_number),
+    "sm lid": ("sm_lid", whole_number),
+    "state": ("state", state_word),
+    "phys state": ("phys_state", phys_state_word),
+    "rate": ("rate_gbps", number),
+    "link_layer": ("link_layer", link_layer_word),
+}
+
+
 def parse_ibstat(output: Recorded) -> tuple[PortFacts, ...]:
-    """Ports of ibstat's blocks. A block that was cut off keeps the lines that are there."""
+    """Return the ports of ibstat's blocks. A block that is cut off keeps its lines."""
     named = [word for word in output.words[1:] if not word.startswith("-")]  # `ibstat mlx5_0 1`
     port = whole_number(named[1]) if len(named) > 1 else None
     ports: list[PortFacts] = []
@@ -61,80 +88,34 @@ def parse_ibstat(output: Recorded) -> tuple[PortFacts, ...]:
             ports.append(replace(device, port=int(match.group(1))))
             inside_port = True
         elif device and inside_port:
-            ports[-1] = _with_port_line(ports[-1], key, value)
+            ports[-1] = with_value(ports[-1], _PORT_KEYS, key, value)
         elif device:
-            device = _with_device_line(device, key, value)
+            device = with_value(device, _DEVICE_KEYS, key, value)
     return tuple(ports) if output.filtered else marked_if_old(ports)
 
 
-def _with_device_line(device: PortFacts, key: str, value: str) -> PortFacts:
-    if key == "CA type":
-        return replace(device, hca_type=value or None)
-    if key == "Firmware version":
-        return replace(device, firmware=value or None)
-    if key == "Node GUID":
-        return replace(device, node_guid=guid(value))
-    if key == "System image GUID":
-        return replace(device, sys_image_guid=guid(value))
-    return device
-
-
-def _with_port_line(port: PortFacts, key: str, value: str) -> PortFacts:
-    if key == "State":
-        return replace(port, state=state_word(value))
-    if key == "Physical state":
-        return replace(port, phys_state=phys_state_word(value))
-    if key == "Rate":
-        return replace(port, rate_gbps=number(value))
-    if key == "Base lid":
-        return replace(port, lid=whole_number(value))
-    if key == "SM lid":
-        return replace(port, sm_lid=whole_number(value))
-    if key == "Port GUID":
-        return replace(port, port_guid=guid(value))
-    if key == "Link layer":
-        return replace(port, link_layer=link_layer_word(value))
-    return port
-
-
 def parse_ibstatus(output: Recorded) -> tuple[PortFacts, ...]:
-    """Ports of ibstatus's blocks."""
+    """Return the ports of ibstatus's blocks."""
     ports: list[PortFacts] = []
     for line in output.lines_ending(*LINK_LAYER_ENDS):
         key, _, value = (part.strip() for part in line.partition(":"))
         if match := re.match(r"Infiniband device '([^']+)' port (\d{1,9}) status$", key):
             ports.append(PortFacts(match.group(1), int(match.group(2))))
+        elif ports and key == "default gid":
+            unknown = True if value == "unknown" else None
+            prefix, own_guid = subnet_prefix(value), interface_id(value)
+            ports[-1] = replace(ports[-1], subnet_prefix=prefix, port_guid=own_guid, gid_unknown=unknown)
         elif ports:
-            ports[-1] = _with_status_line(ports[-1], key, value)
+            ports[-1] = with_value(ports[-1], _STATUS_KEYS, key, value)
     # A default GID is a subnet prefix only on InfiniBand.
     ports = [port if port.link_layer == "InfiniBand" else replace(port, subnet_prefix=None) for port in ports]
     return tuple(ports) if output.filtered else marked_if_old(ports)
 
 
-def _with_status_line(port: PortFacts, key: str, value: str) -> PortFacts:
-    if key == "default gid":
-        prefix = subnet_prefix(value)
-        unknown = True if value == "unknown" else None
-        return replace(port, subnet_prefix=prefix, port_guid=interface_id(value), gid_unknown=unknown)
-    if key == "base lid":
-        return replace(port, lid=whole_number(value))
-    if key == "sm lid":
-        return replace(port, sm_lid=whole_number(value))
-    if key == "state":
-        return replace(port, state=state_word(value))
-    if key == "phys state":
-        return replace(port, phys_state=phys_state_word(value))
-    if key == "rate":
-        return replace(port, rate_gbps=number(value))
-    if key == "link_layer":
-        return replace(port, link_layer=link_layer_word(value))
-    return port
-
-
 def parse_sminfo(output: Recorded) -> tuple[PortFacts, ...]:
-    """The port that `-C DEVICE -P PORT` of the command name, with its subnet's manager, if that is the master.
+    """Return the port of `-C DEVICE -P PORT` in the command with its subnet manager, if that is the master.
 
-    Without them the tool chooses the port by itself, and does not say which. Source: infiniband-diags, sminfo(8).
+    Without these options the tool chooses a port and does not print it. Source: infiniband-diags, sminfo(8).
     """
     device = re.search(r"(?:-C|--Ca)[ =]?([A-Za-z][\w-]*)(?=\s|$)", output.call)
     port = re.search(r"(?:-P|--Port)[ =]?([0-9]{1,3})(?=\s|$)", output.call)

@@ -1,4 +1,4 @@
-"""Devices that libfabric, and so NCCL's plugin for it, can open: `fi_info`, with -v and without."""
+"""Devices that libfabric can open, and so NCCL's plugin for it, from `fi_info` with or without -v."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINK_STATES = {"FI_LINK_UP": "Active", "FI_LINK_DOWN": "Down"}
 
 @dataclass
 class _LibfabricEntry:
-    """The facts that the lines so far give of one entry of the list."""
+    """The facts of one entry of the list."""
 
     provider: str | None = None
     device: str | None = None
@@ -32,7 +32,7 @@ class _LibfabricEntry:
 
 
 def read_libfabric(outputs: Iterable[Recorded]) -> tuple[LibfabricDomain, ...] | None:
-    """Return every device once for each provider: None if fi_info did not run, () if libfabric finds none."""
+    """Return each device once for every provider. Return None if fi_info did not run, () if libfabric finds none."""
     asked = [output for output in outputs if output.tool == "fi_info" and not output.tool_missing]
     if not asked:
         return None
@@ -42,7 +42,7 @@ def read_libfabric(outputs: Iterable[Recorded]) -> tuple[LibfabricDomain, ...] |
 
 
 def parse_fi_info(output: Recorded) -> tuple[PortFacts, ...]:
-    """The EFA adapters, with rate and state where -v shows them."""
+    """Return the EFA adapters, with rate and state if -v shows them."""
     return tuple(
         PortFacts(seen.device, 1, driver="efa", rate_gbps=seen.rate_gbps, state=seen.state)
         for seen in _entries(output)

@@ -1,4 +1,4 @@
-"""An RDMA port as mlxlink shows it. It needs root, and it cannot ask virtual functions."""
+"""An RDMA port as mlxlink shows it. It needs root, and does not work with virtual functions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LANE_GBPS = {"SDR": 2.5, "DDR": 5, "QDR": 10, "FDR10": 10, "FDR": 14, "EDR": 25
 
 
 def parse_mlxlink(output: Recorded) -> tuple[PortFacts, ...]:
-    """The port that `-d DEVICE` and `-p PORT` (1 if left out) of the command name."""
+    """Return the port that `-d DEVICE` and `-p PORT` of the command name. The default port is 1."""
     device = re.search(r"(?:-d|--device)[ =]([A-Za-z][\w-]*)(?=\s|$)", output.call)
     port = re.search(r"(?:-p|--port)[ =]([0-9]{1,9})\b", output.call)
     found = re.findall(r"^(\w[^:\n]*)\s: *(.*)\n", output.plain, flags=re.MULTILINE)
     lines = {name.rstrip(): value for name, value in found}
     if not device or "State" not in lines:
         return ()
-    # Where the link is not up, the tool prints the physical layer's state twice.
+    # If the link is not up, the tool prints the state of the physical layer twice.
     seeking = phys_state_word(lines["State"])
     state = "Down" if seeking else state_word(lines["State"])
     return (
@@ -43,18 +43,14 @@ def parse_mlxlink(output: Recorded) -> tuple[PortFacts, ...]:
             firmware=lines.get("Firmware Version") or None,
             effective_ber=_error_rate(lines.get("Effective Physical BER")) if state == "Active" else None,
             raw_ber=_error_rate(lines.get("Raw Physical BER")) if state == "Active" else None,
-            fec=_fec(lines.get("FEC")),
+            fec=lines["FEC"][:60] if lines.get("FEC", "N/A") not in ("", "N/A") else None,
         ),
     )
 
 
 def _error_rate(text: str | None) -> float | None:
-    """`15E-255`, which stands for no error at all, and `2E-7`."""
+    """Return the rate of `2E-7`, or of `15E-255`, which stands for no errors."""
     return float(text) if text and re.fullmatch(r"\d{1,6}(?:\.\d{1,6})?E-\d{1,3}", text) else None
-
-
-def _fec(text: str | None) -> str | None:
-    return text[:60] if text and text != "N/A" else None
 
 
 def _link_layer(lines: dict[str, str]) -> str | None:

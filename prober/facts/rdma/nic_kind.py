@@ -1,4 +1,4 @@
-"""The kind of a port: by facts that tools print, by facts that they would print of another kind, and by names."""
+"""The kind of a port, from facts that tools print, facts that are missing, and names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from holmes_core.records.devices import Netdev, NicKind
 from prober.facts.rdma.port_facts import PortFacts, interface_id, is_made_of_a_mac
 
-_FULL_DEFAULT_PKEY = 0xFFFF  # the only one of an Ethernet port
-_AMAZON, _NOBODY = "0x1d0f", "0x0000"
+_FULL_DEFAULT_PKEY = 0xFFFF  # the only P_Key of an Ethernet port
+_AMAZON, _NO_VENDOR = "0x1d0f", "0x0000"
 
 
 def kind_of(port: PortFacts, netdev: Netdev | None) -> NicKind:
-    """By vendor and transport where the link layer misleads, then by link layer, then by what only one kind has."""
+    """Return the kind by vendor and transport, which overrule the link layer, by link layer, or by other facts."""
     for test, kind in _SPECIAL_KINDS:
         if test(port):
             return kind
@@ -31,7 +31,7 @@ def kind_of(port: PortFacts, netdev: Netdev | None) -> NicKind:
 
 
 def _kind_by_silence(port: PortFacts, netdev: Netdev | None) -> NicKind:
-    """By missing output, if no source gives a link layer."""
+    """Return the kind that missing output shows, if no source gives a link layer."""
     never_managed = port.state == "Active" and port.sm_lid == 0  # only a subnet manager makes InfiniBand Active
     if port.not_infiniband or never_managed or is_made_of_a_mac(guid_of(port)) or _is_ethernet(netdev):
         return "RoCE"
@@ -39,22 +39,22 @@ def _kind_by_silence(port: PortFacts, netdev: Netdev | None) -> NicKind:
 
 
 def _is_ethernet(netdev: Netdev | None) -> bool:
-    """Return True if the tools show an interface with an Ethernet address, which IPoIB's is not."""
+    """Return True for an interface with an Ethernet address. Addresses of IPoIB are longer."""
     return netdev is not None and netdev.mac is not None and len(netdev.mac) == len("00:00:00:00:00:00")
 
 
 _NAMES: tuple[tuple[str, NicKind], ...] = (
-    (r"ib(?:[osx]|p\d|P\d)", "InfiniBand"),  # as rdma-core names devices by link layer; after P the PCI domain
+    (r"ib(?:[osx]|p\d|P\d)", "InfiniBand"),  # rdma-core names devices by link layer; P precedes the PCI domain
     (r"roce(?:[osx]|p\d|P\d)|(?:bnxt_re|ionic_|qedr|erdma_|mana_|hns_)\d", "RoCE"),
 )
 _NETDEV_NAMES: tuple[tuple[str, NicKind], ...] = (
-    (r"ib(?:\d|[os]\d|p\d|P\d|x[0-9a-f])", "InfiniBand"),  # as systemd and the kernel name interfaces
+    (r"ib(?:\d|[os]\d|p\d|P\d|x[0-9a-f])", "InfiniBand"),  # names by systemd and the kernel
     (r"(?:en[bcopPsx]|eth|em|p\d+p|bond|hsn)\w*\d", "RoCE"),
 )
 
 
 def _kind_by_name(port: PortFacts) -> NicKind | None:
-    """Return the kind that a default name shows. A chosen name (net1, rail0, rdma0) may be IPoIB's or Ethernet's."""
+    """Return the kind that a default name shows. Custom names (net1, rail0, rdma0) show none."""
     for names, name in ((_NAMES, port.device), (_NETDEV_NAMES, port.netdev)):
         for pattern, kind in names:
             if name and re.match(pattern, name):
@@ -72,7 +72,7 @@ def _is_soft_roce(port: PortFacts) -> bool:
     return (
         port.driver == "rdma_rxe"
         or bool(re.match(r"rxe", port.device))
-        or (port.vendor_id == _NOBODY and not re.match(r"siw", port.device))
+        or (port.vendor_id == _NO_VENDOR and not re.match(r"siw", port.device))
     )
 
 
@@ -82,7 +82,7 @@ def _is_iwarp(port: PortFacts) -> bool:
 
 
 def is_omni_path(port: PortFacts) -> bool:
-    """By the names of its drivers' devices, because it calls itself InfiniBand."""
+    """Return True for device names of Omni-Path's drivers. It calls itself InfiniBand."""
     return port.device.startswith(("hfi1", "opap"))
 
 
@@ -95,5 +95,5 @@ _SPECIAL_KINDS: tuple[tuple[Callable[[PortFacts], bool], NicKind], ...] = (
 
 
 def guid_of(port: PortFacts) -> str | None:
-    """Its own, or the second half of its default GID."""
+    """Return the port's GUID, or else the second half of its default GID."""
     return port.port_guid or next((interface_id(entry.gid) for entry in port.gids if entry.index == 0), None)

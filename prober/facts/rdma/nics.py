@@ -1,13 +1,13 @@
-"""NICs: all known facts about each RDMA port, its kind, and if NCCL's verbs transport uses it."""
+"""NICs: all known facts about each RDMA port, its kind, and its use by NCCL's verbs transport."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
-from holmes_core.records.devices import Gid, Netdev, Nic, NicKind, PciLink
+from holmes_core.records.devices import Netdev, Nic, NicKind, PciLink
 from holmes_core.records.inventory import Conflict
 from prober.asking.merge import by_key, merged, updated
 from prober.facts.rdma.nic_kind import guid_of, kind_of
@@ -16,25 +16,18 @@ from prober.facts.rdma.port_facts import WHOLE_DEVICE, PortFacts, subnet_prefix
 Source = tuple[str, PortFacts]
 
 _COMPARED = (
-    "link_layer",
-    "state",
-    "phys_state",
-    "rate_gbps",
-    "netdev",
-    "firmware",
-    "lid",
-    "sm_lid",
-    "node_guid",
+    *("link_layer", "state", "phys_state", "rate_gbps", "netdev", "firmware", "lid", "sm_lid", "node_guid"),
     "sys_image_guid",
 )
+_SAME_IN_NIC = frozenset(Nic.model_fields) & {each.name for each in fields(PortFacts)}
 
-# PCI device ids of virtual functions, ConnectX-3 to ConnectX-8, as hca_type spells them. Source: pci.ids, vendor 15b3.
+# PCI device ids of virtual functions, ConnectX-3 to ConnectX-8, in the form of hca_type. Source: pci.ids, vendor 15b3.
 _VIRTUAL_TYPES = {"MT4100", "MT4110", "MT4114", "MT4116", "MT4118", "MT4120", "MT4122", "MT4124", "MT4126"}
 
 
 @dataclass(frozen=True)
 class NicReading:
-    """The NICs of a host, and where its sources disagree about them."""
+    """The NICs of a host, and the facts on which its sources disagree."""
 
     nics: tuple[Nic, ...]
     conflicts: tuple[Conflict, ...]
@@ -50,9 +43,9 @@ def read_nics(
 ) -> NicReading:
     """Merge the NICs of (source, facts), given in order of trust.
 
-    `links` are PCI links by address. `physical` names the netdevs that are cards; cards without an RDMA port are NICs
-    of kind Ethernet. `rdma_ruled_out`: the host has no RDMA at all, so that they have none either. `pinned_gbps`, by
-    RDMA device, overrides the tools.
+    `links` are PCI links by address. `physical` names the netdevs that are cards. Cards without an RDMA port become
+    NICs of kind Ethernet. With `rdma_ruled_out` the host has no RDMA, so these cards have none either. `pinned_gbps`,
+    by RDMA device, overrides the tools.
     """
     collected: dict[tuple[str, int], list[Source]] = {}
     whole: dict[str, list[Source]] = {}
@@ -69,17 +62,14 @@ def read_nics(
         if device in (pinned_gbps or {}):
             known = replace(known, rate_gbps=(pinned_gbps or {})[device])
         nics.append(_nic(known, netdevs, links))
-        conflicts += [conflict for conflict in found if not _is_void(conflict, known)]
+        if known.state != "Active":  # its rates and lids mean nothing
+            found = [conflict for conflict in found if conflict.fact not in ("rate_gbps", "lid", "sm_lid")]
+        conflicts += found
         conflicts += _rate_conflict(nics[-1], netdevs)
     rdma_netdevs = {nic.netdev for nic in nics}
     cards = [netdevs[name] for name in physical if name not in rdma_netdevs]
     nics += [_ethernet(card, rdma_ruled_out, links) for card in cards]
     return NicReading(tuple(sorted(nics, key=_natural)), tuple(conflicts))
-
-
-def _is_void(conflict: Conflict, facts: PortFacts) -> bool:
-    """Rates and lids mean nothing on a port that is not Active."""
-    return conflict.fact in ("rate_gbps", "lid", "sm_lid") and facts.state != "Active"
 
 
 def _rate_conflict(nic: Nic, netdevs: Mapping[str, Netdev]) -> list[Conflict]:
@@ -106,71 +96,55 @@ def _nic(port: PortFacts, netdevs: Mapping[str, Netdev], links: Mapping[str, Pci
     netdev = netdevs.get(port.netdev or "")
     kind = kind_of(port, netdev)
     state = port.state or _state_of_netdev(kind, port.netdev_up)
-    gids = tuple(_with_right_type(entry, kind) for entry in port.gids)
+    gids = port.gids
+    if kind == "InfiniBand":  # for which the kernel and show_gids print v1
+        gids = tuple(each.model_copy(update={"type": "IB"}) if each.type == "RoCE v1" else each for each in gids)
+    prefix = port.subnet_prefix or next((subnet_prefix(entry.gid) for entry in gids if entry.index == 0), None)
     foreign = _is_foreign(port, kind, state, bool(netdevs))
     usable, why = (False, FOREIGN) if foreign else usability(kind, state, port.gid_unknown is True and not gids)
     pci_address = port.pci_address or (netdev.pci_address if netdev else None)
-    return Nic(
-        device=port.device,
-        port=port.port,
-        kind=kind,
-        rate_gbps=_rate_gbps(port, kind, state, netdev),
-        state=state,
-        phys_state=port.phys_state,
-        netdev=port.netdev,
-        subnet_prefix=_subnet_prefix(port) if kind == "InfiniBand" else None,
-        sm_lid=port.sm_lid,
-        usable_by_nccl_ib=usable,
-        why=why,
-        lid=port.lid,
-        sm_guid=port.sm_guid if kind == "InfiniBand" else None,
-        driver=port.driver or (netdev.driver if netdev else None),
-        firmware=port.firmware or (netdev.firmware if netdev else None),
-        hca_type=port.hca_type,
-        board_id=port.board_id,
-        vendor_id=port.vendor_id,
-        transport=port.transport,
-        node_type=port.node_type,
-        node_guid=port.node_guid,
-        sys_image_guid=port.sys_image_guid,
-        port_guid=guid_of(port),
-        pci_address=pci_address,
-        pci=port.pci or links.get(pci_address or "", PciLink()),
-        numa_node=port.numa_node if port.numa_node is not None else (netdev.numa_node if netdev else None),
-        active_mtu=port.active_mtu,
-        virtual_function=_is_virtual(port),
-        bond="bond" in port.device or bool(netdev and netdev.kind == "bond"),
-        gids=gids,
-        gid_choice=next((entry.index for entry in gids if entry.type == "RoCE v2" and entry.ipv4), None),
-        pkeys=port.pkeys if kind == "InfiniBand" else None,
-        traffic_class=port.traffic_class,
-        effective_ber=port.effective_ber,
-        raw_ber=port.raw_ber,
-        fec=port.fec,
-        counters=port.counters,
-        counter_growth=port.counter_growth,
-    )
+    derived = {
+        "kind": kind,
+        "rate_gbps": _rate_gbps(port, kind, state, netdev),
+        "state": state,
+        "subnet_prefix": prefix if kind == "InfiniBand" else None,
+        "usable_by_nccl_ib": usable,
+        "why": why,
+        "sm_guid": port.sm_guid if kind == "InfiniBand" else None,
+        "driver": port.driver or (netdev.driver if netdev else None),
+        "firmware": port.firmware or (netdev.firmware if netdev else None),
+        "port_guid": guid_of(port),
+        "pci_address": pci_address,
+        "pci": port.pci or links.get(pci_address or "", PciLink()),
+        "numa_node": port.numa_node if port.numa_node is not None else (netdev.numa_node if netdev else None),
+        "virtual_function": _is_virtual(port),
+        "bond": "bond" in port.device or bool(netdev and netdev.kind == "bond"),
+        "gids": gids,
+        "gid_choice": next((entry.index for entry in gids if entry.type == "RoCE v2" and entry.ipv4), None),
+        "pkeys": port.pkeys if kind == "InfiniBand" else None,
+    }
+    return Nic(**{name: getattr(port, name) for name in _SAME_IN_NIC} | derived)
 
 
 FOREIGN = "its netdev is in another network namespace: no GID can be used from here"
 
 
 def _is_foreign(port: PortFacts, kind: NicKind, state: str | None, netdevs_known: bool) -> bool:
-    """An Active RoCE port without GIDs and without a netdev, from tools that show one where there is any."""
+    """Return True for an Active RoCE port without GIDs and netdev, if the tools would show a netdev."""
     asked = netdevs_known and (port.node_type is not None or port.protocol is not None)
     shown = port.netdev_elsewhere is True or asked
     return kind == "RoCE" and state == "Active" and shown and not port.netdev and not port.gids
 
 
 def _state_of_netdev(kind: NicKind, netdev_up: bool | None) -> str | None:
-    """An Ethernet port follows its netdev; IPoIB is up only on an Active port, and may be down there too."""
+    """Return the state that a netdev shows. IPoIB is up only on an Active port, but may be down there too."""
     if netdev_up:
         return "Active"
     return "Down" if netdev_up is False and kind not in ("InfiniBand", "unknown") else None
 
 
 def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tuple[bool | None, str]:
-    """Return True if NCCL's verbs transport takes the port, and why; None if the tools did not show enough."""
+    """Return True if NCCL's verbs transport uses the port, or None if that is not known, and the reason."""
     if kind == "unknown" and state in (None, "Active"):
         return None, "link layer not known"
     if kind == "EFA":
@@ -191,22 +165,12 @@ def usability(kind: NicKind, state: str | None, gid_unknown: bool = False) -> tu
 
 
 def _rate_gbps(port: PortFacts, kind: NicKind, state: str | None, netdev: Netdev | None) -> float | None:
-    """The port's own rate; for RoCE, where the RDMA tools give none, the speed of its netdev."""
+    """Return the port's own rate, or for RoCE the speed of its netdev if RDMA tools give none."""
     if port.rate_gbps is not None:
         return port.rate_gbps
     if kind == "RoCE" and state == "Active" and netdev and netdev.speed_bytes_per_s:
         return netdev.speed_bytes_per_s * 8 / 1e9
     return None
-
-
-def _subnet_prefix(port: PortFacts) -> str | None:
-    """Return the subnet prefix that a source gives, or the first half of the default GID."""
-    return port.subnet_prefix or next((subnet_prefix(entry.gid) for entry in port.gids if entry.index == 0), None)
-
-
-def _with_right_type(entry: Gid, kind: NicKind) -> Gid:
-    """The kernel and show_gids say v1 of InfiniBand's GIDs as well."""
-    return entry.model_copy(update={"type": "IB"}) if kind == "InfiniBand" and entry.type == "RoCE v1" else entry
 
 
 def _is_virtual(port: PortFacts) -> bool | None:
@@ -217,13 +181,13 @@ def _is_virtual(port: PortFacts) -> bool | None:
     return None
 
 
-_FASTEST_WITHOUT_RDMA_BYTES_PER_S = 2.5e9 / 8  # no RDMA card was ever made whose best mode is 2.5 Gbit/s or less
+_MAX_WITHOUT_RDMA_BYTES_PER_S = 2.5e9 / 8  # every RDMA card has a mode above 2.5 Gbit/s
 
 
 def _ethernet(netdev: Netdev, rdma_ruled_out: bool | None, links: Mapping[str, PciLink]) -> Nic:
-    """A card as a NIC for sockets; Ethernet tools alone do not show if it can do RDMA."""
+    """Return a card as a NIC for sockets. Ethernet tools alone do not show RDMA."""
     top = netdev.max_speed_bytes_per_s
-    without = rdma_ruled_out or (top is not None and top <= _FASTEST_WITHOUT_RDMA_BYTES_PER_S)
+    without = rdma_ruled_out or (top is not None and top <= _MAX_WITHOUT_RDMA_BYTES_PER_S)
     up = netdev.link_detected
     return Nic(
         device=netdev.name,
@@ -247,6 +211,6 @@ def _ethernet(netdev: Netdev, rdma_ruled_out: bool | None, links: Mapping[str, P
 
 
 def _natural(nic: Nic) -> tuple[bool, list[tuple[int, str]], int]:
-    """Sort key that puts RDMA ports first, and mlx5_2 before mlx5_10."""
+    """Return a sort key that puts RDMA ports first, and mlx5_2 before mlx5_10."""
     parts = re.split(r"(\d+)", nic.device)
     return nic.kind == "Ethernet", [(int(part), "") if part.isdecimal() else (-1, part) for part in parts], nic.port

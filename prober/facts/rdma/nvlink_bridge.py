@@ -1,7 +1,7 @@
-"""Functions of the bridge that joins a host to the NVSwitches of its own HGX B200 or B300 board.
+"""Functions of the bridge between a host and the NVSwitches of its own HGX B200 or B300 board.
 
-They are a ConnectX-7's, Active and InfiniBand, below a subnet manager on the host itself (nvlsm). The switches are set
-up through them. They reach no other host, and their LIDs are the same in every server.
+They belong to a ConnectX-7, are Active and InfiniBand, and have a subnet manager on the host itself (nvlsm), which sets
+up the switches through them. They reach no other host, and their LIDs are the same in every server.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from prober.facts.rdma.mlxlink import PHYSICAL_MELLANOX
 
 WHY = "it manages the NVSwitches of this host's board, and reaches no other host"
 MAX_GBPS = 100
-RAIL_GBPS = 400  # the least of rails of such boards
+RAIL_GBPS = 400  # the slowest rails of such boards
 CONNECTX7 = "MT4129"
-MANY_FUNCTIONS = 3  # of one card: no other InfiniBand card shows as many without SR-IOV
+MANY_FUNCTIONS = 3  # of one card: other InfiniBand cards have fewer without SR-IOV
 
 VPD = Command(
     f'grep -lsa {NVSWITCH_MARK} "$d/device/vpd"',
@@ -33,34 +33,34 @@ _VPD_FILE = re.compile(r"^/sys/class/infiniband/([^/\s]+)/device/vpd$", re.MULTI
 
 
 def marked_devices(outputs: Iterable[Recorded]) -> frozenset[str]:
-    """Return the devices of those files of vital product data that name the mark."""
+    """Return the devices whose vital product data has the mark."""
     asked = [output for output in outputs if NVSWITCH_MARK in output.command]
     return frozenset(name for output in asked for name in _VPD_FILE.findall(output.plain))
 
 
-def with_bridges_told(
+def with_bridges_marked(
     nics: Sequence[Nic], gpu_names: Collection[str], marked: Collection[str], marked_pci: Collection[str]
 ) -> tuple[Nic, ...]:
-    """The NICs, with the bridge's functions told from others.
+    """Return the NICs with the bridge's functions marked as unusable.
 
-    `marked` are devices, `marked_pci` PCI addresses, whose product data says so.
+    `marked` are devices, and `marked_pci` PCI addresses, whose product data has the mark.
     """
     slow = [nic for nic in nics if nic.kind == "InfiniBand" and (nic.rate_gbps or 0) <= MAX_GBPS]
     ports = [nic for nic in slow if not nic.virtual_function and nic.hca_type in (CONNECTX7, None)]
-    # Amazon sells no InfiniBand: where there is EFA, an InfiniBand port is the board's own.
+    # Amazon has no InfiniBand, so on hosts with EFA an InfiniBand port belongs to the board.
     amazon = {nic.hca for nic in slow} if any(nic.kind == "EFA" for nic in nics) else set()
     on_board = any(_BOARD.search(name) for name in gpu_names)
     sure = amazon | {nic.hca for nic in nics if nic.device in marked or nic.pci_address in marked_pci}
     faster = any((nic.rate_gbps or 0) >= RAIL_GBPS for nic in nics if nic.kind in ("InfiniBand", "RoCE"))
     sure |= {nic.hca for nic in ports if _number_of_signs(nic, ports, on_board or faster) >= 2}
-    told = {"nvlink_management": True, "usable_by_nccl_ib": False, "why": WHY}
-    return tuple(nic.model_copy(update=told) if nic.hca in sure else nic for nic in nics)
+    bridge = {"nvlink_management": True, "usable_by_nccl_ib": False, "why": WHY}
+    return tuple(nic.model_copy(update=bridge) if nic.hca in sure else nic for nic in nics)
 
 
 def _number_of_signs(nic: Nic, ports: Sequence[Nic], fits_machine: bool) -> int:
-    """Count the signs of a bridge; no other port has two of them.
+    """Return the number of signs of a bridge. No other port has two.
 
-    `fits_machine`: the GPUs are of such a board, or other ports are faster, as its rails are.
+    With `fits_machine`, the GPUs are on such a board, or other ports are as fast as its rails.
     """
     sisters = {port.device for port in ports if nic.sys_image_guid and port.sys_image_guid == nic.sys_image_guid}
     alike = [port for port in ports if (port.hca_type, port.rate_gbps) == (nic.hca_type, nic.rate_gbps)]

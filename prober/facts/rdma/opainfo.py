@@ -13,7 +13,7 @@ OPAINFO = Command("opainfo", limited=True, when="has /sys/class/infiniband/hfi1_
 
 
 def parse_opainfo(output: Recorded) -> tuple[PortFacts, ...]:
-    """Ports by their heads, `hfi1_0:1   PortGID:...`; the rate is lanes times the speed of one, as they are now."""
+    """Return the ports below lines such as `hfi1_0:1   PortGID:...`. The rate is the active lanes times their speed."""
     ports: list[PortFacts] = []
     lane_gbps: float | None = None
     for line in output.whole_lines:

@@ -1,11 +1,12 @@
-"""The facts that one source gives of one RDMA port, in the words of ibstat."""
+"""The facts of one source about one RDMA port, in the words of ibstat."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from holmes_core.records.devices import Gid, GidType, PciLink
 from prober.asking.numbers import guid
@@ -40,11 +41,11 @@ _LINK_LAYERS = {"infiniband": "InfiniBand", "ethernet": "Ethernet", "unknown": "
 
 @dataclass(frozen=True)
 class PortFacts:
-    """Facts of a port; None where the source says nothing.
+    """Facts about a port. None is not known.
 
-    `netdev_up` is its netdev's state, from ibdev2netdev; `netdev_elsewhere`: it is not in the network namespace of the
-    one who asked. `not_infiniband`: the source would have said more of an InfiniBand port. `before_roce`: the tool is
-    older than RoCE, so that it knows no other link layer than InfiniBand.
+    `netdev_up` is the state of its netdev, from ibdev2netdev. With `netdev_elsewhere` the netdev is in another network
+    namespace. With `not_infiniband` the source would have printed more for an InfiniBand port. With `before_roce` the
+    tool is older than RoCE, and knows only InfiniBand.
     """
 
     device: str
@@ -89,10 +90,22 @@ class PortFacts:
     counter_growth: tuple[tuple[str, int], ...] | None = None
 
 
+KeyReaders = Mapping[str, tuple[str, Callable[[str], Any]]]
+"""The field of `PortFacts` for each key of a tool's output, and the function that reads its value."""
+
+
+def with_value(port: PortFacts, readers: KeyReaders, key: str, value: str) -> PortFacts:
+    """Return the port with the value of one line `key: value`. Ignore a key that has no reader."""
+    if key not in readers:
+        return port
+    name, read = readers[key]
+    return replace(port, **{name: read(value)})
+
+
 def marked_if_old(ports: Sequence[PortFacts]) -> tuple[PortFacts, ...]:
     """Return the ports of one whole output, marked as `before_roce` if none has a link layer.
 
-    The last block may be cut before that line, so that one block alone proves nothing.
+    A single block proves nothing, because it may be cut before that line.
     """
     if len(ports) < 2 or any(port.link_layer for port in ports):
         return tuple(ports)
@@ -110,7 +123,7 @@ def phys_state_word(text: str | None) -> str | None:
 
 
 def link_layer_word(text: str | None) -> str | None:
-    """InfiniBand, Ethernet or Unknown; None for anything else."""
+    """Return InfiniBand, Ethernet or Unknown, or None for other text."""
     return _LINK_LAYERS.get(_letters(text))
 
 
@@ -119,7 +132,7 @@ def _letters(text: str | None) -> str:
 
 
 def gid(index: int, text: str, version: str | None, netdev: str | None) -> Gid | None:
-    """Return a GID entry, or None for zeros and other text. `version`: v1, v2 or the words of sysfs."""
+    """Return a GID entry, or None for zeros and other text. `version` is v1, v2 or the text of sysfs."""
     try:
         address = ipaddress.IPv6Address(text.strip())
     except ValueError:
@@ -137,14 +150,14 @@ def gid(index: int, text: str, version: str | None, netdev: str | None) -> Gid |
 
 
 def _gid_type(version: str | None) -> GidType | None:
-    """`IB/RoCE v1` is decided later, by the link layer."""
+    """Return the type of a GID. For `IB/RoCE v1` the link layer decides later."""
     if version is None:
         return None
     return "RoCE v2" if "v2" in version.lower() else "RoCE v1" if "v1" in version.lower() else None
 
 
 def subnet_prefix(gid_text: str | None) -> str | None:
-    """The first half of a default GID, `fe80:0000:0000:0000`."""
+    """Return the first half of a default GID, `fe80:0000:0000:0000`."""
     try:
         return ipaddress.IPv6Address((gid_text or "").strip()).exploded[:19]
     except ValueError:
@@ -152,7 +165,7 @@ def subnet_prefix(gid_text: str | None) -> str | None:
 
 
 def interface_id(gid_text: str | None) -> str | None:
-    """The second half of a default GID, which is the port's GUID; None for zeros."""
+    """Return the second half of a default GID, which is the port's GUID, or None for zeros."""
     try:
         return guid(ipaddress.IPv6Address((gid_text or "").strip()).exploded[20:])
     except ValueError:
@@ -160,9 +173,9 @@ def interface_id(gid_text: str | None) -> str | None:
 
 
 def is_made_of_a_mac(port_guid: str | None) -> bool:
-    """Return True if the GUID is an Ethernet port's, made of a global MAC address by the rule of IPv6.
+    """Return True if the GUID of an Ethernet port is derived from a global MAC address by the rule of IPv6.
 
-    The rule puts ff:fe in the middle and sets the bit 0x02, which is clear in a maker's GUID.
+    The rule puts ff:fe in the middle and sets the bit 0x02, which is clear in a vendor's GUID.
     """
     digits = (port_guid or "").replace(":", "")
     return len(digits) == 16 and digits[6:10] == "fffe" and bool(int(digits[:2], 16) & 0x02)

@@ -1,4 +1,4 @@
-"""Ports with possible names and numbers, reduced to the facts that are possible."""
+"""Ports with possible names and numbers, reduced to possible facts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PORTS: Bounds = {"port": (0, 255)}  # of 8 bits in the InfiniBand Architecture;
 def possible_ports(
     sources: Sequence[tuple[str, Iterable[PortFacts]]],
 ) -> tuple[list[tuple[str, list[PortFacts]]], list[ImpossibleValue]]:
-    """The (source, facts) without ports that cannot be and values that cannot be, and those."""
+    """Return the (source, facts) without impossible ports and values, and a record of each of these."""
     kept, found = [], []
     for source, facts in sources:
         ports, bad_names = named(source, "RDMA device", facts, "device")

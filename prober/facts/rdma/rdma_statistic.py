@@ -1,4 +1,4 @@
-"""Error counters of RDMA ports from `rdma statistic`, for containers and others that cannot see /sys."""
+"""Error counters of RDMA ports from `rdma statistic`, for containers and other hosts without /sys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RDMA_STATISTIC = Command(
 
 
 def parse_rdma_statistic(output: Recorded) -> tuple[PortFacts, ...]:
-    """Ports with the counters that sysfs gives of them too, from JSON, lines, and the lines that `-p` puts below."""
+    """Return ports with the counters that sysfs has too, from JSON, from lines, or from the lines of `-p`."""
     if not any(word.startswith("stat") for word in output.words[1:]) or "qp" in output.words:
         return ()
     entries = json_list(output.plain) or _text_entries(output)
@@ -28,7 +28,7 @@ def parse_rdma_statistic(output: Recorded) -> tuple[PortFacts, ...]:
 
 
 def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
-    """The ports of the text; a mail may have broken a line between a counter's name and its value."""
+    """Yield the ports of the text. Mail may have broken a line between a counter's name and its value."""
     blocks = re.split(r"(?:^|\n)link\s+(\S+)/(\d{1,9})(?=\s)", output.plain)
     for device, port, text in zip(blocks[1::3], blocks[2::3], blocks[3::3], strict=True):
         yield {"ifname": device, "port": int(port), **dict(re.findall(r"([a-z_]+)\s+(\d{1,20})(?=\s)", text))}

@@ -1,9 +1,9 @@
-"""RDMA ports in /sys/class/infiniband: no tool and no root needed, so this source comes first."""
+"""RDMA ports in /sys/class/infiniband. This source comes first, as it needs no tool and no root."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from holmes_core.records.devices import Gid
@@ -32,7 +32,7 @@ _COUNTER_FILES = [
 ]
 
 COUNTER_NAMES = tuple(file.partition("/")[2] for file in _COUNTER_FILES)
-_PKEY_FILES = "pkeys/[0-9]"  # the first ten: each costs the card a query, and there may be 128
+_PKEY_FILES = "pkeys/[0-9]"  # the first ten: reading one queries the card, and there may be 128
 
 _ANY = f"has {_ROOT}/*"
 LIST = Command(f"ls -l {_ROOT}")
@@ -54,9 +54,9 @@ Growth = Mapping[tuple[str, int], tuple[tuple[str, int], ...]]
 
 
 def counter_growth(outputs: Iterable[Recorded]) -> Growth:
-    """By device and port, the counters that grew between the first reading and the last, and by how much.
+    """Return counters that grew between the first and the last reading, with their growth, by device and port.
 
-    Empty unless there are two readings. A counter that became smaller was reset, and says nothing.
+    Empty unless there are two readings. A counter that became smaller was reset, and shows nothing.
     """
     readings = [reading for output in outputs if "counters/" in output.text and (reading := _counter_reading(output))]
     if len(readings) < 2:
@@ -82,7 +82,7 @@ def _counter_reading(output: Recorded) -> dict[tuple[str, int], dict[str, int]]:
 
 
 def parse_sysfs(tree: Tree, growth: Growth) -> tuple[PortFacts, ...]:
-    """Ports of the tree, with what their devices' files say and how their counters grew."""
+    """Return the ports of the tree, with the facts of their devices and the growth of their counters."""
     devices: dict[str, dict[str, str]] = {}
     ports: dict[tuple[str, int], dict[str, str]] = {}
     for match, value in tree.matching(rf"{_ROOT}/([^/]+)/(?:ports/(\d{{1,3}})/)?(.+)"):
@@ -102,6 +102,8 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
     link_layer = link_layer_word(files.get("link_layer"))
     gids = _gids(files)
     driver = tree.links.get(f"{_ROOT}/{device}/device/driver")
+    netdevs = tree.listed.get(f"{_ROOT}/{device}/device/net", ())
+    traffic_class = re.fullmatch(r"Global tclass=(\d{1,3})", about.get("tc/1/traffic_class", ""))  # of MLNX_OFED
     return PortFacts(
         device,
         port,
@@ -112,7 +114,7 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
         phys_state=phys_state_word(files.get("phys_state")),
         rate_gbps=number(files.get("rate")),
         netdev=next((entry.netdev for entry in gids if entry.netdev), files.get("gid_attrs/ndevs/0"))
-        or _only(tree.listed.get(f"{_ROOT}/{device}/device/net", ())),
+        or (netdevs[0] if len(netdevs) == 1 else None),
         subnet_prefix=subnet_prefix(files.get("gids/0")) if link_layer == "InfiniBand" else None,
         sm_lid=whole_number(files.get("sm_lid")),
         lid=whole_number(files.get("lid")),
@@ -128,7 +130,7 @@ def _port(tree: Tree, device: str, port: int, about: Mapping[str, str], files: M
         virtual_function=_is_virtual(tree, device),
         gids=gids,
         pkeys=_pkeys(files),
-        traffic_class=_traffic_class(about.get("tc/1/traffic_class")),
+        traffic_class=int(traffic_class[1]) if traffic_class else None,
         counters=_counters(files),
     )
 
@@ -144,12 +146,8 @@ def _gids(files: Mapping[str, str]) -> tuple[Gid, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.index))
 
 
-def _only(names: Sequence[str]) -> str | None:
-    return names[0] if len(names) == 1 else None
-
-
 def _pkeys(files: Mapping[str, str]) -> tuple[int, ...] | None:
-    """The P_Keys in order of index, 0 where an entry is void; None if none was read."""
+    """Return the P_Keys in order of index, with 0 for void entries, or None if none was read."""
     table: dict[int, int] = {}
     for file, value in files.items():
         match, key = re.fullmatch(r"pkeys/(\d{1,3})", file), whole_number(value)
@@ -158,19 +156,9 @@ def _pkeys(files: Mapping[str, str]) -> tuple[int, ...] | None:
     return tuple(table.get(index, 0) for index in range(max(table) + 1)) if table else None
 
 
-def _traffic_class(text: str | None) -> int | None:
-    """`Global tclass=106`, as MLNX_OFED has it."""
-    match = re.fullmatch(r"Global tclass=(\d{1,3})", text or "")
-    return int(match.group(1)) if match else None
-
-
 def _counters(files: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
-    found = []
-    for name in _COUNTER_FILES:
-        value = whole_number(files.get(name))
-        if value is not None:
-            found.append((name.partition("/")[2], value))
-    return tuple(found)
+    found = ((name, whole_number(files.get(file))) for name, file in zip(COUNTER_NAMES, _COUNTER_FILES, strict=True))
+    return tuple((name, value) for name, value in found if value is not None)
 
 
 def _is_virtual(tree: Tree, device: str) -> bool | None:

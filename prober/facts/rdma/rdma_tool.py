@@ -1,4 +1,4 @@
-"""RDMA ports and devices as iproute2's `rdma` shows them, as JSON and as text."""
+"""RDMA ports and devices as iproute2's `rdma` shows them, in JSON or as text."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WITH_VALUE = [
     *("subnet_prefix", "lid", "sm_lid", "lmc", "state", "physical_state", "netdev", "netdev_index", "caps"),
     *("node_type", "protocol", "fw", "node_guid", "sys_image_guid", "adaptive-moderation"),
 ]
-_OTHER_OBJECTS = ("stat", "res", "sys", "mon")  # `rdma statistic`, `resource`, `system`, `monitor`, which may be short
+_OTHER_OBJECTS = ("stat", "res", "sys", "mon")  # `rdma statistic`, `resource`, `system`, `monitor`, or shorter
 
 
 def parse_rdma(output: Recorded) -> tuple[PortFacts, ...]:
-    """Ports of `rdma link` and devices (port WHOLE_DEVICE) of `rdma dev`, whichever this is."""
+    """Return the ports of `rdma link`, or the devices (port WHOLE_DEVICE) of `rdma dev`."""
     if any(word.startswith(_OTHER_OBJECTS) for word in output.words[1:]):
         return ()
     entries = json_list(output.plain) or list(_text_entries(output))
@@ -33,10 +33,11 @@ def parse_rdma(output: Recorded) -> tuple[PortFacts, ...]:
 
 
 def _with_silence(port: PortFacts, cut: bool) -> PortFacts:
-    """With what the missing words of a line say; of one whose end is `cut`, those that would stand before the state.
+    """Return the port with the facts that missing words show. If the line's end is `cut`, later words may be lost.
 
-    The kernel gives every InfiniBand port a lid, 65535 before it has one, and no other port; and a port's netdev if it
-    is in the network namespace of the one who asks. Source: Linux, drivers/infiniband/core/nldev.c, fill_port_info.
+    The kernel prints a lid for every InfiniBand port, 65535 before it has one, and for no other port. It prints a
+    port's netdev if that is in the caller's network namespace. Source: Linux, drivers/infiniband/core/nldev.c,
+    fill_port_info.
     """
     if port.state is None or {port.subnet_prefix, port.lid, port.sm_lid} != {None}:
         return port
@@ -44,7 +45,7 @@ def _with_silence(port: PortFacts, cut: bool) -> PortFacts:
 
 
 def _text_entries(output: Recorded) -> Iterator[dict[str, Any]]:
-    """Lines such as `link mlx5_0/1 state ACTIVE ...` and `0: mlx5_0: node_type ca ...` as the JSON has them."""
+    """Yield lines such as `link mlx5_0/1 state ACTIVE ...` and `0: mlx5_0: node_type ca ...` in the form of JSON."""
     *lines, last = output.lines
     if not last.endswith(("ACTIVE", "DOWN", "LINK_UP", "DISABLED", "POLLING")):  # its last word may be cut
         last = last.rpartition(" ")[0] + " "
@@ -87,7 +88,7 @@ def _facts(entry: Mapping[str, Any]) -> PortFacts | None:
 
 
 def _link_layer(entry: Mapping[str, Any]) -> str | None:
-    """Not printed, but only InfiniBand ports have lids here, and only Ethernet ports a netdev."""
+    """Return the link layer, which is not printed. Only InfiniBand ports have lids, only Ethernet ports a netdev."""
     if "lid" in entry or "sm_lid" in entry:
         return "InfiniBand"
     return "Ethernet" if "netdev" in entry else {"roce": "Ethernet", "ib": "InfiniBand"}.get(str(entry.get("protocol")))

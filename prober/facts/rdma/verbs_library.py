@@ -1,9 +1,9 @@
-"""The verbs library of a host: devices of the kernel that it cannot open, so that NCCL would go by sockets unasked."""
+"""Devices of the kernel that the verbs library cannot open, so that NCCL would silently use sockets."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holmes_core.records.devices import Nic
 from prober.asking.recording import Recorded
@@ -16,7 +16,7 @@ _ABI_LINE = re.compile(
     r"/sys/class/infiniband/([^/\s]+)"
 )
 _DRIVER_LINE = re.compile(r"no userspace device-specific driver found for /sys/class/infiniband/([^/\s]+)")
-# A block of ibv_devinfo, or a row of ibv_devices; none, or a table without rows.
+# A block of ibv_devinfo or a row of ibv_devices; then messages for no device, or a table without rows.
 _OPENED = re.compile(r"^(?:hca_id:[ \t]*(\S+)|[ \t]*(\S+)[ \t]+[0-9a-f]{16})[ \t]*$", re.MULTILINE)
 _NONE = re.compile(
     r"^(?:No IB devices found|0 HCAs? found|Failed to get IB devices list|[ \t]*-{4,}[ \t]+-{8,}[ \t]*\n\Z)",
@@ -28,16 +28,16 @@ _LIBRARY = re.compile(
 _ALL = ""
 
 
-def with_unopenable_told(nics: Sequence[Nic], outputs: Iterable[Recorded], in_container: bool) -> tuple[Nic, ...]:
-    """The NICs, those that the library cannot open marked unusable.
+def with_unopenable_marked(nics: Sequence[Nic], outputs: Iterable[Recorded], in_container: bool) -> tuple[Nic, ...]:
+    """Return the NICs with those that the library cannot open marked as unusable.
 
-    `in_container`: the job runs in a container, whose library is another than the one of the tools.
+    With `in_container`, the job runs in a container, whose library is not the one of the tools.
     """
     reasons = _reasons(outputs, in_container)
-    return tuple(_told(nic, reasons) for nic in nics)
+    return tuple(_marked(nic, reasons) for nic in nics)
 
 
-def _told(nic: Nic, reasons: Mapping[str, str]) -> Nic:
+def _marked(nic: Nic, reasons: Mapping[str, str]) -> Nic:
     reason = reasons.get(nic.device, reasons.get(_ALL))
     if reason is None or nic.kind not in ("InfiniBand", "RoCE") or nic.usable_by_nccl_ib is False:
         return nic
@@ -45,7 +45,7 @@ def _told(nic: Nic, reasons: Mapping[str, str]) -> Nic:
 
 
 def _reasons(outputs: Iterable[Recorded], in_container: bool) -> dict[str, str]:
-    """The reason of each device, and under _ALL of all others."""
+    """Return the reason for each device, and under _ALL the reason for all others."""
     found: dict[str, str] = {}
     opened: set[str] = set()
     for output in outputs:
@@ -58,12 +58,9 @@ def _reasons(outputs: Iterable[Recorded], in_container: bool) -> dict[str, str]:
             for device in _DRIVER_LINE.findall(output.plain):
                 found[device] = f"{NO_DRIVER} for this card is installed"
             opened |= {device or row for device, row in _OPENED.findall(output.plain)}
-            if _NONE.search(output.plain) and not _names_device(output.words):
+            names_device = any(word.startswith(("-d", "--ib-dev")) for word in output.words)
+            if _NONE.search(output.plain) and not names_device:
                 found.setdefault(_ALL, f"it {FINDS_NONE}")
     if opened:
         found.pop(_ALL, None)
     return {device: reason for device, reason in found.items() if device not in opened}
-
-
-def _names_device(words: Collection[str]) -> bool:
-    return any(word.startswith(("-d", "--ib-dev")) for word in words)
