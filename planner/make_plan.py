@@ -78,7 +78,10 @@ def make_plan(
     order with its best degrees is a contender too, so that no plan is slower than it; with `order` "usual" it is the
     plan. If the limit ended the search, the best placement in each single cluster is a contender as well. `lp` names a
     file for the certifying integer program. If the expert or context parallel degree is free, each one is planned, and
-    the fastest plan's job fixes its own. Raises HolmesError with the cause and a remedy.
+    the fastest plan's job fixes its own.
+
+    Raises:
+        HolmesError: The job contradicts itself, nothing fits, or a rate is not known.
     """
     sources = inventory_source, job_source
     if relayed_pairs(inventory):
@@ -148,7 +151,7 @@ class _Searched:
 
 
 def _search(inventory: Inventory, progress: Progress | None, job: Job, time_limit_s: float) -> _Searched:
-    """Search the placements of `job`. Raises HolmesError if nothing fits or a rate is not known."""
+    """Search the placements of `job`."""
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
@@ -164,7 +167,7 @@ def _plan_searched(
 ) -> Plan | None:
     """Return the verified plan of a search result; None if its step would exceed `within_s`.
 
-    `sources`: the files of the inventory and the job. Raises HolmesError as `make_plan` does.
+    `sources`: the files of the inventory and the job.
     """
     problem, result, left = searched.problem, searched.result, TimeLeft(searched.left_s)
     writing_s = _writing_s(problem, searched.time_limit_s)
@@ -204,7 +207,11 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float, within_s
 
 
 def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, WrittenPlan]:
-    """Return the placement that `planned_step_s` prices, written out, and its problem. Raises the same HolmesError."""
+    """Return the placement that `planned_step_s` prices, written out, and its problem.
+
+    Raises:
+        HolmesError: As in `planned_step_s`.
+    """
     left = TimeLeft(time_limit_s)
     problem, contenders = _few_contenders(inventory, job, time_limit_s)
     return problem, write_best(problem, contenders, left)[0]

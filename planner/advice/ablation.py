@@ -30,7 +30,11 @@ FEATURES = ("pipeline", "uneven", "overlap")
 
 
 def parse_features(text: str) -> tuple[str, ...]:
-    """Return the features named in `text`. Raises HolmesError (wrong usage) for an unknown one."""
+    """Return the features named in `text`.
+
+    Raises:
+        HolmesError: A feature is unknown (wrong usage).
+    """
     named = [each.strip() for each in text.split(",")]
     unknown = [each for each in named if each not in FEATURES]
     if unknown:

@@ -248,8 +248,8 @@ def keeps_selectively(execution: Execution) -> bool:
 
     They are not if a compiler meets collectives in a layer, or without a fused kernel, where the core is repeated.
     """
-    is_told = execution.tp * execution.cp == 1 or not execution.fused_operators
-    return execution.recompute == "selective" and execution.fused_attention and is_told
+    is_cheap = execution.tp * execution.cp == 1 or not execution.fused_operators
+    return execution.recompute == "selective" and execution.fused_attention and is_cheap
 
 
 def state_bytes(parameters: int, execution: Execution, frozen: int = 0) -> int:

@@ -109,7 +109,8 @@ class Slot:
 def read_slot(host: Host, cluster: str, job: Job, cores: Cores | None = None) -> Slot:
     """Return the slowest slot of `host` in `cluster` with its cores to itself.
 
-    Raises HolmesError if its speed is not known.
+    Raises:
+        HolmesError: Its speed is not known.
     """
     emulate = job.compute.emulate
     slowdown = emulate.slowdown.get(cluster, 1.0) if emulate is not None else 1.0

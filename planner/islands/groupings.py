@@ -8,14 +8,14 @@ from itertools import combinations
 from holmes_core.records.job import Job
 
 MAX_JOINED = 3  # clusters from which several may form one island together
-MAX_LEFT_OUT = 5  # clusters from which any may be left out; with more clusters, one at most
+MAX_LEFT_OUT = 5  # clusters: with more, at most one is left out
 
 Grouping = tuple[tuple[str, ...], ...]
 """The clusters of each island."""
 
 
 def groupings(clusters: Sequence[str]) -> Iterator[Grouping]:
-    """Yield the ways to make two islands or more: each cluster one, first of all; fewer of them; some joined to one."""
+    """Yield the ways to form two or more islands: first one per cluster, then with clusters left out or joined."""
     least = 2 if len(clusters) <= MAX_LEFT_OUT else max(2, len(clusters) - 1)
     for size in range(len(clusters), least - 1, -1):
         for some in combinations(clusters, size):
@@ -35,6 +35,6 @@ def _partitions(clusters: Sequence[str]) -> Iterator[Grouping]:
 
 
 def island_batch(job: Job, num_islands: int) -> int:
-    """Return the samples a step of each of so many islands: together as many as the job's, in whole micro-batches."""
+    """Return an island's samples per step: its share of the job's batch, in whole micro-batches."""
     size = job.parallel.micro_batch_size or 1
     return job.global_batch_size // num_islands // size * size

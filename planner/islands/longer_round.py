@@ -1,4 +1,4 @@
-"""A longer round than job.yaml fixes, where it would make the run much faster: islands that exchange less often."""
+"""A longer round than job.yaml fixes, if the run would be much faster with less frequent exchanges."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MIN_GAIN = 1.05
 def longer_round(islands: IslandPlans, tokens_per_s: float) -> LongerRound | None:
     """Return the best round that is longer than the job's, if the fastest of those is faster than `tokens_per_s`.
 
-    All else that job.yaml fixes stays. Of a job that leaves the inner steps open, or takes all, no round is longer than
-    the plan's.
+    All other fixed keys stay. If the job leaves the inner steps open or takes all of them, the plan's round is already
+    the longest.
     """
     section = islands.job.islands
     if section is None or not isinstance(section.inner_steps, int):

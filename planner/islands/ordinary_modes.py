@@ -1,7 +1,7 @@
-"""The modes in which all hosts train as one: the traffic between clusters, and the cost of each on other networks.
+"""The modes in which all hosts train as one: their traffic between clusters, and their cost on other networks.
 
-A search on the networks as they are finds few placements of the modes that are slow there. So placements are also
-looked for as if all clusters were joined at some rates from slow to fast, and all that were found are priced.
+On the present networks, a search finds few placements of the modes that are slow there. So it is repeated with all
+clusters joined at rates from slow to fast, and every placement found is priced.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModePlacement:
 def find_ways(
     inventory: Inventory, job: Job, planned: Plan | None, time_limit_s: float, tell: Callable[[str], None]
 ) -> tuple[ModePlacement, ...]:
-    """The best placements of each mode on the networks as they are, and as they might be; first that of the plan."""
+    """Return the best placements of each mode on the present networks and on others; the plan's comes first."""
     left, found = TimeLeft(time_limit_s), list[ModePlacement]()
     if planned is not None:
         layout = layout_of(read_problem(inventory, job), planned)
@@ -83,7 +83,7 @@ def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[Mo
 
 
 def fastest_of_each(problem: Problem, ways: Sequence[ModePlacement]) -> dict[Mode, tuple[float, ModePlacement]]:
-    """Return, for each mode that has any, the seconds of its fastest step on the networks of `problem`, and the way."""
+    """Return, for each mode with a placement, the fastest step on the networks of `problem`, and that placement."""
     best = dict[Mode, tuple[float, ModePlacement]]()
     for way in ways:
         step_s = predict_step_s(problem, lay_out_again(problem, way.layout))
@@ -93,7 +93,7 @@ def fastest_of_each(problem: Problem, ways: Sequence[ModePlacement]) -> dict[Mod
 
 
 def price_way(problem: Problem, way: ModePlacement) -> ModePrice:
-    """Return the price of `way`, with the part of its step that takes most time apart from computing."""
+    """Return the price of `way`, with the longest part of its step."""
     layout = lay_out_again(problem, way.layout)
     prediction = predict(problem, layout)
     return ModePrice(
@@ -107,7 +107,7 @@ def price_way(problem: Problem, way: ModePlacement) -> ModePrice:
 
 
 def _what_it_waits_for(prediction: Prediction) -> str:
-    """Return the part of the step that is longest; compute only where that is more than all others."""
+    """Return a description of the longest part of the step."""
     parts = (
         (prediction.compute_s + prediction.exposed_tp_s, "it computes"),
         (prediction.bubble_s, "ranks wait for one another"),

@@ -1,4 +1,4 @@
-"""The mode of fewest predicted seconds a token, among the modes that job.yaml allows, and the cost of all of them."""
+"""The fastest mode that job.yaml allows, by predicted seconds per token, and the cost of all modes."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 BANDWIDTHS_MBPS = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0)
 LATENCIES_S = (1e-4, 1e-3, 1e-2, 1e-1)
-OF_THE_TIME = 0.4  # for the plan of all hosts as one; as much for the plans of islands
+OF_THE_TIME = 0.4  # for the plan of all hosts as one, and again for the plans of islands
 
 MakeOrdinary = Callable[[Job, float], Plan]
-"""The plan of a job without islands, within so many seconds."""
+"""A function that returns the plan of a job without islands, within a number of seconds."""
 
 
 @dataclass(frozen=True)
 class _ModePlacements:
-    """All that was planned, to be priced on any network."""
+    """All placements found, to be priced on any network."""
 
     inventory: Inventory
     together: Job
@@ -63,9 +63,10 @@ def plan_mode(
     time_limit_s: float,
     tell: Callable[[str], None],
 ) -> Plan | IslandsPlan:
-    """The plan of the fastest mode, with the prices of all. Of equally fast ones islands are the last to be taken.
+    """Return the plan of the fastest mode, with the prices of all modes. Islands must be faster than every other mode.
 
-    Raises HolmesError where no mode has a plan: why hosts cannot train as one, then why they cannot apart.
+    Raises:
+        HolmesError: No mode has a plan. It states why hosts cannot train as one, then why they cannot train apart.
     """
     _check_own_data(inventory, job)
     left, together = TimeLeft(time_limit_s), job.model_copy(update={"islands": None})
@@ -90,7 +91,7 @@ def plan_mode(
 
 
 def _check_own_data(inventory: Inventory, job: Job) -> None:
-    """Raise HolmesError for data of a cluster that is not there."""
+    """Raise HolmesError if data belongs to a cluster that the inventory lacks."""
     known = [cluster.name for cluster in inventory.clusters]
     for (name,) in own_data(job):
         if name not in known:
@@ -101,7 +102,7 @@ def _check_own_data(inventory: Inventory, job: Job) -> None:
 
 
 def _plan_as_one(job: Job, make: MakeOrdinary, together: Job, time_limit_s: float) -> Plan | HolmesError:
-    """Return the plan, or the error: hosts that cannot train as one may train as islands."""
+    """Return the plan, or its error, since hosts that cannot train as one may still train as islands."""
     if names := [name for (name,) in sorted(own_data(job))]:
         return HolmesError(
             f"islands.data keeps the data of {' and '.join(names)} there, so hosts cannot train as one",
@@ -116,9 +117,9 @@ def _plan_as_one(job: Job, make: MakeOrdinary, together: Job, time_limit_s: floa
 def _written(
     inventory: Inventory, job: Job, sources: tuple[SourceFile, SourceFile], best: IslandRound, modes: Modes
 ) -> IslandsPlan:
-    """Return the plan of islands, each with the steps that it takes in as many rounds as the job's samples fill.
+    """Return the plan of islands, each with its steps in as many rounds as the job's samples fill.
 
-    Its jobs have all of the settings that were chosen.
+    All settings are fixed in the islands' jobs.
     """
     settings = replace(best.settings, inner_steps=max(best.inner_steps))
     job = job.model_copy(update={"islands": settings.as_settings()})
@@ -141,7 +142,7 @@ def _written(
 
 
 def _tunnel_hub(inventory: Inventory, islands: Sequence[Plan]) -> TunnelHub | None:
-    """Return the hub of the tunnel, with a node of its own unless it is on an island; None where none is needed."""
+    """Return the tunnel's hub; None if none is needed. It has its own node unless it is part of an island."""
     name, nodes = inventory.security.tunnel_hub, [node for plan in islands for node in plan.nodes]
     relayed = [pair for pair in relayed_pairs(inventory) if pair <= {node.cluster for node in nodes}]
     port = inventory.shared.port_of(name) if inventory.shared is not None and name is not None else None
@@ -170,7 +171,7 @@ def _tunnel_hub(inventory: Inventory, islands: Sequence[Plan]) -> TunnelHub | No
 
 
 def _in_one_tunnel(islands: Iterable[Plan]) -> tuple[Plan, ...]:
-    """Return the plans with an address for each host in the tunnel of them all, where they encrypt."""
+    """Return the plans with each host's address in the tunnel that joins all of them, if traffic is encrypted."""
     addresses, moved = map(tunnel_address, count()), list[Plan]()
     for plan in islands:
         if plan.nodes[0].tunnel_endpoint is not None:
@@ -181,7 +182,7 @@ def _in_one_tunnel(islands: Iterable[Plan]) -> tuple[Plan, ...]:
 
 
 def _with_job(inventory: Inventory, plan: Plan, job: Job) -> Plan:
-    """Return the plan with another job, and the host memory that its islands' settings take."""
+    """Return the plan with another job, and the host memory that the job's islands settings take."""
     changed = plan.model_copy(update={"job": job})
     if plan.job.islands is None or job.islands is None or outer_bytes(plan.job.islands) == outer_bytes(job.islands):
         return changed
@@ -190,9 +191,9 @@ def _with_job(inventory: Inventory, plan: Plan, job: Job) -> Plan:
 
 
 def _island_job(job: Job, planned: Job, name: str, inner_steps: int, rounds: int) -> Job:
-    """Return the job of an island that was planned with its own batch and data, and takes so many steps a round.
+    """Return the job of an island: its own batch and data as planned, and its inner steps per round.
 
-    Its learning rate warms up in as much of the training, and its checkpoints are in a folder of its own.
+    The learning rate warms up over the same fraction of the training. Checkpoints are in a folder of the island's own.
     """
     assert job.islands is not None
     steps = rounds * inner_steps
@@ -215,7 +216,7 @@ def _island_job(job: Job, planned: Job, name: str, inner_steps: int, rounds: int
 
 
 def _modes(ways: _ModePlacements, best: IslandRound | str, ordinary: Plan | HolmesError) -> Modes:
-    """Return the modes on the networks as they are, the fastest first, and which would be fastest on others."""
+    """Return the modes on the present networks, fastest first, and the fastest mode on each other network."""
     problem = read_problem(ways.inventory, ways.together)
     prices = {mode: price_way(problem, way) for mode, (_, way) in fastest_of_each(problem, ways.ordinary).items()}
     prices["islands"] = _islands_price(best)
@@ -244,7 +245,7 @@ def _islands_price(best: IslandRound | str) -> ModePrice:
 
 
 def _by_network(ways: _ModePlacements) -> Iterator[BestMode]:
-    """Yield the fastest mode for each rate and latency between clusters; of equally fast ones islands last."""
+    """Yield the fastest mode for each rate and latency between clusters. Islands must be faster than all others."""
     if len(ways.inventory.clusters) < 2 or ways.inventory.shared is None:
         return
     for mbps in BANDWIDTHS_MBPS:

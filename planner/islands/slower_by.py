@@ -1,4 +1,4 @@
-"""A setting that rules out faster islands: a quorum of too many, a bound on their loss, or no round that fits."""
+"""A setting that rules out faster islands: too large a quorum, a bound on the loss, or keys that fit no round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def find_slower_by(
     time_limit_s: float,
     tell: Callable[[str], None],
 ) -> SlowerMode | None:
-    """Return the setting without which islands would be much faster than `tokens_per_s`, with their tokens/s."""
+    """Return the setting without which islands would be much faster than `tokens_per_s`; None if there is none."""
     section, (rounds, refused) = islands.job.islands, islands.own_rounds
     assert section is not None
     why = ""
@@ -49,7 +49,7 @@ def find_slower_by(
 
 
 def _without_a_round(section: IslandsSettings) -> Iterator[tuple[str, IslandsSettings]]:
-    """Yield settings that together fit no round, the fewest first, and the section without them."""
+    """Yield keys that together fit no round, fewest first, each time with the section without them."""
     fixed = [key for key in OF_A_ROUND if getattr(section, key)]
     for number in range(1, len(fixed) + 1):
         for keys in combinations(fixed, number):

@@ -94,8 +94,8 @@ def _partitions(rails: Rails) -> Found:
     Source: NCCL, src/transport/net_ib/connect.cc (pkey_index); opensm, doc/partition-config.txt.
     """
     tables = {host: [nic.pkeys for nic in nics if nic.pkeys] for host, nics in rails.items()}
-    told = all(nic.kind == "InfiniBand" and nic.pkeys for nics in rails.values() for nic in nics)
-    if not told or can_talk({host: {table[0] for table in of} - {0} for host, of in tables.items()}):
+    is_known = all(nic.kind == "InfiniBand" and nic.pkeys for nics in rails.values() for nic in nics)
+    if not is_known or can_talk({host: {table[0] for table in of} - {0} for host, of in tables.items()}):
         return
     for host, index in (full_member_indices(tables) or {}).items():
         reason = f"this index holds the full-member P_Key {tables[host][0][index]:#06x} of all hosts; index 0 does not"

@@ -34,7 +34,7 @@ Way = Sequence[Link]
 
 
 PortRate = Callable[[Link, int], float | None]
-"""Bytes/s of payload of the port at one end of a link; None when not known."""
+"""A function that returns the payload bytes/s of the port at one end of a link; None if not known."""
 
 
 def as_counted(inventory: Inventory, cautious: bool) -> Inventory:
@@ -50,9 +50,9 @@ def as_counted(inventory: Inventory, cautious: bool) -> Inventory:
 
 
 def connections_in_tunnel(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, MeasuredLink]:
-    """Return the connections, those between clusters as they are in the tunnel.
+    """Return the connections, with those between clusters as in the tunnel.
 
-    What was measured in a tunnel alone, as nothing reaches a host behind NAT from outside, counts as it was measured.
+    Pairs that were measured only in a tunnel, such as hosts behind NAT, count as measured.
     """
     clear = {frozenset(link.clusters) for link in inventory.links if not link.tunnel}
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
@@ -85,15 +85,15 @@ def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> 
 
 
 def slowest_between(inventory: Inventory) -> float | None:
-    """Return the least bytes/s measured between hosts of two clusters; None if nothing was."""
+    """Return the least bytes/s measured between hosts of two clusters; None if nothing was measured."""
     links = (link for link in inventory.links if not link.tunnel and len(set(link.clusters)) > 1)
     return min(map(_rate, _slower_directions(_sockets(links)).values()), default=None)
 
 
 def tunnel_network(inventory: Inventory, carrier: Network) -> Network:
-    """Return the tunnel in the network `carrier`, each port with the line rate at which as much payload passes.
+    """Return the tunnel in the network `carrier`: each port has the line rate at which as much payload passes.
 
-    Where a host's limit of encryption is known, no more than that.
+    It is at most a host's limit of encryption, if that is known.
     """
     mtus, limits, plain = _mtus(inventory), encryption_limits(inventory), tcp_payload_share(None)
 

@@ -104,7 +104,11 @@ class Fleet:
 
 
 def read_fleet(inventory: Inventory, job: Job, networks: Networks) -> Fleet:
-    """Return the fleet for `job`. Raises HolmesError if no host has a slot or the speed of a slot is unknown."""
+    """Return the fleet for `job`.
+
+    Raises:
+        HolmesError: No host has a slot, or the speed of a slot is unknown.
+    """
     hosts, refused = {host.name: host for host in inventory.hosts}, inventory.refusals
     clustered = {name: cluster.name for cluster in inventory.clusters for name in cluster.hosts if name not in refused}
     slots = {name: gpus for name in clustered if (gpus := slots_of(hosts[name], job))}

@@ -1,4 +1,4 @@
-"""Paths through the tunnel's hub: what they give, and what all of them share."""
+"""Paths through the tunnel's hub: the rate of each, and the rate that all of them share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from planner.cost.measured_link import NOT_MEASURED, HostRate, MeasuredLink
 def through_hub(
     inventory: Inventory, connections: Mapping[Clusters, MeasuredLink], port_bytes_per_s: float | None
 ) -> Mapping[Clusters, MeasuredLink]:
-    """Return the connections, with relayed pairs put together from both ways to the hub.
+    """Return the connections, with relayed pairs of clusters joined over the hub.
 
-    All of them share what the hub gets on its fastest way. `port_bytes_per_s`: of the hub.
+    All relayed pairs share the rate of the hub's fastest path. `port_bytes_per_s`: the rate of the hub's port.
     """
     hub = inventory.security.tunnel_hub or ""
     at_hub = next((each.name for each in inventory.clusters if hub in each.hosts), "")
@@ -31,7 +31,7 @@ def _names(inventory: Inventory, at_hub: str) -> list[str]:
 
 
 def _joined(ways: Sequence[MeasuredLink]) -> MeasuredLink:
-    """Return the path over all `ways`, one after the other: as slow as the slowest, and as late as all together."""
+    """Return the path over all `ways` in a row: the slowest rate, and the sum of the latencies."""
     joined = NOT_MEASURED
     for way in ways:
         trunks = [rate for rate in (joined.trunk_bytes_per_s, way.trunk_bytes_per_s) if rate is not None]
@@ -49,6 +49,6 @@ def _joined(ways: Sequence[MeasuredLink]) -> MeasuredLink:
 
 
 def _slower(one: HostRate, other: HostRate) -> HostRate:
-    """Return the lower rate; ports alone, where they limit both."""
+    """Return the lower rate; that of ports alone if they limit both."""
     known = [rate for rate in (one, other) if rate.bytes_per_s is not None]
     return min(known, key=lambda rate: rate.bytes_per_s or 0.0, default=one)

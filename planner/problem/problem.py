@@ -71,7 +71,8 @@ class Problem:
 def read_problem(inventory: Inventory, job: Job) -> Problem:
     """Return the problem of placing `job` on the reachable hosts of `inventory`.
 
-    Raises HolmesError if the job contradicts itself, no host has a slot, or the speed of a slot is unknown.
+    Raises:
+        HolmesError: The job contradicts itself, no host has a slot, or the speed of a slot is unknown.
     """
     check_job(job)
     if not inventory.hosts:

@@ -72,8 +72,10 @@ def search(problem: Problem, time_limit_s: float, progress: Progress | None = No
     """Return the placements with the least closed-form seconds, and the certainty of that.
 
     Optimizer states are in host memory only if nothing fits otherwise. Stops at `time_limit_s` with the best so far.
-    Within the limit, the result depends only on the input. Raises HolmesError if memory holds no candidate, or nothing
-    was found in time.
+    Within the limit, the result depends only on the input.
+
+    Raises:
+        HolmesError: Memory holds no candidate, or nothing was found in time.
     """
     state, candidates = SearchState(problem, time_limit_s), enumerate_candidates(problem.job, problem.fleet)
     ranked = _explore_all(state, candidates, progress)

@@ -77,7 +77,11 @@ def known_gpu(text: str) -> str:
 
 
 def known_fabric(text: object) -> SketchedKind:
-    """Return the kind of a network by its name, in any case. Raises ValueError with the nearest and all known names."""
+    """Return the kind of a network by its name, in any case.
+
+    Raises:
+        ValueError: No such network. The message has the nearest and all known names.
+    """
     if not isinstance(text, str):
         raise ValueError(f"must be the name of a network ({', '.join(FABRICS)})")
     for name, kind in FABRICS.items():
