@@ -180,7 +180,9 @@ def _plan_searched(
         if found is None:
             return None
         written, compared = found
-    placement_s = _placement_s(problem, written)
+    candidate, placement = _candidate_run(written), written.placement  # the closed form of the ranks as written out:
+    shares = written.layout.ranks, placement.microbatches
+    placement_s = price_ranks_s(problem, candidate, placement.layers, *shares)
     certificate = None
     if order == "holmes" or lp:
         certificate = _certify(problem, result, written, placement_s, left.less(writing_s), lp)
@@ -310,12 +312,6 @@ def _certify(
 def _candidate_run(written: WrittenPlan) -> Candidate:
     """Return the candidate with the fill of the schedule that is run."""
     return written.placement.candidate._replace(fill=fill_of(written.layout.mode.schedule))
-
-
-def _placement_s(problem: Problem, written: WrittenPlan) -> float:
-    """Return the closed form of the ranks as they were written out."""
-    candidate, placement = _candidate_run(written), written.placement
-    return price_ranks_s(problem, candidate, placement.layers, written.layout.ranks, placement.microbatches)
 
 
 def _report(

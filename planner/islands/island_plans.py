@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.measured_networks import relayed_pairs
@@ -16,7 +17,6 @@ from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings
 from planner.cluster_subset import only_clusters, training_clusters
 from planner.cost.counts import outer_bytes
-from planner.islands.groupings import Grouping, groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
 from planner.islands.outer_sync_cost import price_exchange
 from planner.islands.setting_choice import choose_round, open_settings
@@ -220,3 +220,36 @@ def _too_little_host_memory(inventory: Inventory, job: Job, islands: IslandsSett
         "add hosts to the cluster",
         ANSWER_IS_NO,
     )
+
+
+MAX_JOINED = 3  # clusters from which several may form one island together
+MAX_LEFT_OUT = 5  # clusters: with more, at most one is left out
+
+Grouping = tuple[tuple[str, ...], ...]
+"""The clusters of each island."""
+
+
+def groupings(clusters: Sequence[str]) -> Iterator[Grouping]:
+    """Yield the ways to form two or more islands: first one per cluster, then with clusters left out or joined."""
+    least = 2 if len(clusters) <= MAX_LEFT_OUT else max(2, len(clusters) - 1)
+    for size in range(len(clusters), least - 1, -1):
+        for some in combinations(clusters, size):
+            yield tuple((name,) for name in some)
+            if len(clusters) <= MAX_JOINED and size > 2:
+                yield from (joined for joined in _partitions(some) if 1 < len(joined) < size)
+
+
+def _partitions(clusters: Sequence[str]) -> Iterator[Grouping]:
+    if len(clusters) == 1:
+        yield ((clusters[0],),)
+        return
+    for rest in _partitions(clusters[1:]):
+        yield ((clusters[0],), *rest)
+        for at, group in enumerate(rest):
+            yield (*rest[:at], (clusters[0], *group), *rest[at + 1 :])
+
+
+def island_batch(job: Job, num_islands: int) -> int:
+    """Return an island's samples per step: its share of the job's batch, in whole micro-batches."""
+    size = job.parallel.micro_batch_size or 1
+    return job.global_batch_size // num_islands // size * size

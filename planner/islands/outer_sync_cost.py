@@ -141,7 +141,7 @@ def _first_of_clusters(one: Sequence[_Sender], other: Sequence[_Sender]) -> Iter
 
 
 def _packing_s(job: Job, codec: OuterCodec, plan: Plan, num_islands: int) -> float:
-    """Return the seconds of the busiest rank, which packs its pseudo-gradient and unpacks those of all islands.
+    """Return the seconds of the busiest rank, which packs its pseudo-gradient and unpacks one from every island.
 
     In chunks, it unpacks n - 1 pieces of its own chunk, and then the means of all chunks.
     """

@@ -25,12 +25,11 @@ from holmes_core.records.plan import (
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
 from planner.cluster_subset import only_clusters
 from planner.cost.counts import outer_bytes
+from planner.islands.faster_islands import find_slower_by, longer_round
 from planner.islands.island_plans import IslandPlans, own_data, plan_islands
 from planner.islands.island_rounds import IslandRound
-from planner.islands.longer_round import longer_round
 from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_ways, price_way
 from planner.islands.setting_choice import setting_prices
-from planner.islands.slower_by import find_slower_by
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.reprice import reprice
 from planner.problem.problem import read_problem

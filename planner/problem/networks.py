@@ -17,9 +17,8 @@ from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.trainer_config import SHARED
 from planner.cost.collectives import tcp_payload_share
 from planner.cost.measured_link import NOT_MEASURED, MeasuredLink
-from planner.problem.connections import as_counted, connections_in_tunnel, read_connections, tunnel_network
-from planner.problem.hub import through_hub
-from planner.problem.nvlink import hosts_without_imex, nvlink_rates
+from planner.cost.slot import nvlink_bytes_per_s
+from planner.problem.connections import as_counted, connections_in_tunnel, read_connections, through_hub, tunnel_network
 
 VERBS_KINDS = ("InfiniBand", "RoCE")  # NCCL's own transport takes them
 RDMA_KINDS = (*VERBS_KINDS, "EFA")
@@ -56,12 +55,15 @@ class HostRates:
     `*_port_bytes_per_s`: of the NICs themselves, as in `NetworkRoute`. `has_one_nic`: both use the same NICs.
     """
 
-    net_name: NetName | None
-    fabric_bytes_per_s: float | None
-    shared_bytes_per_s: float | None
-    fabric_port_bytes_per_s: float | None
-    shared_port_bytes_per_s: float | None
-    has_one_nic: bool
+    net_name: NetName | None = None
+    fabric_bytes_per_s: float | None = None
+    shared_bytes_per_s: float | None = None
+    fabric_port_bytes_per_s: float | None = None
+    shared_port_bytes_per_s: float | None = None
+    has_one_nic: bool = False
+
+
+NO_RATES = HostRates()
 
 
 class Networks:
@@ -157,10 +159,7 @@ class Networks:
         """Return the rates of the host's NICs, to other clusters the best one; None also if it has no port."""
         shared_port = self._shared_ports.get(host)
         port_bytes_per_s = shared_port.bandwidth_bytes_per_s if shared_port is not None else None
-        towards = self._towards(host, port_bytes_per_s, self._names)
-        shared_bytes_per_s = (
-            max((rate for rate in towards if rate is not None), default=None) if towards else port_bytes_per_s
-        )
+        shared_bytes_per_s = self._best_bytes_per_s(host, port_bytes_per_s)
         shared_nic_bytes_per_s = _faster(port_bytes_per_s, shared_bytes_per_s)
 
         def rates(net_name: NetName | None, inside: float | None, nic: float | None, has_one_nic: bool) -> HostRates:
@@ -358,3 +357,31 @@ def _payload_rate(
         return bytes_per_s_from_gbps(gbps) if gbps else None
     speed = next((netdev.speed_bytes_per_s for netdev in host.netdevs if netdev.name == device), None)
     return speed * tcp_payload_share(mtus.get((host.name, device))) if speed else None
+
+
+def nvlink_rates(inventory: Inventory) -> Mapping[str, float]:
+    """Return the one-way bytes/s of every host whose cluster is in one NVLink domain with IMEX running on all hosts.
+
+    It is the rate of one GPU, and thus the least that a ring through the host gets. In the plan, groups that leave a
+    host through several GPUs share it; in the run they have more.
+    """
+    hosts = {host.name: host for host in inventory.hosts}
+    running = [domain for domain in inventory.nvlink_domains if all(hosts[n].imex == "active" for n in domain.hosts)]
+    rates: dict[str, float] = {}
+    for cluster in inventory.clusters:
+        if not any(set(cluster.hosts) <= set(domain.hosts) for domain in running):
+            continue
+        known = {name: rate for name in cluster.hosts if (rate := nvlink_bytes_per_s(hosts[name])) is not None}
+        rates |= known if len(known) == len(cluster.hosts) else {}
+    return rates
+
+
+def hosts_without_imex(inventory: Inventory) -> frozenset[str]:
+    """Return the hosts of NVLink domains with IMEX known not to run somewhere: NCCL fails there, without a fallback."""
+    imex = {host.name: host.imex for host in inventory.hosts}
+    return frozenset(
+        name
+        for domain in inventory.nvlink_domains
+        if any(imex[member] not in (None, "active") for member in domain.hosts)
+        for name in domain.hosts
+    )

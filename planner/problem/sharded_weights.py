@@ -92,7 +92,7 @@ def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTra
     if shards <= hosts.group_slots_per_host(candidate.tp):
         per_byte = exchange / candidate.tp / hardware.slot.inside.bandwidth_bytes_per_s
     else:
-        per_byte = exchange / hardware.fabric_bytes_per_s if hardware.fabric_bytes_per_s else 0.0
+        per_byte = exchange / hardware.rates.fabric_bytes_per_s if hardware.rates.fabric_bytes_per_s else 0.0
     return _layer_traffic(job, candidate, per_byte, (0.0, 0.0))
 
 

@@ -150,7 +150,7 @@ class EarlyBounds:
     def _read_crossing_sync_s(self, tp: int, dp: int) -> float:
         classes = self._fleet.classes
         shared, fabric = (
-            max((rate for each in classes if (rate := getattr(each.hardware, name)) is not None), default=None)
+            max((rate for each in classes if (rate := getattr(each.hardware.rates, name)) is not None), default=None)
             for name in ("shared_bytes_per_s", "fabric_bytes_per_s")
         )
         if shared and self._job.ep > 1:

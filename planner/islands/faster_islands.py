@@ -1,4 +1,4 @@
-"""A setting that rules out faster islands: too large a quorum, a bound on the loss, or keys that fit no round."""
+"""Islands that would be faster than the plan: with a longer round, or without a setting that rules them out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
 
-from holmes_core.records.islands import SlowerMode
+from holmes_core.records.islands import LongerRound, SlowerMode
 from holmes_core.records.plan import SourceFile
 from holmes_runtime.config.run_settings import IslandsSettings
 from planner.islands.island_plans import IslandPlans, plan_islands
 from planner.islands.island_rounds import IslandRound
-from planner.islands.longer_round import MIN_GAIN
+from planner.islands.setting_choice import choose_round, is_possible
 
 OF_A_ROUND = ("fragments", "delay_steps", "inner_steps")
 
@@ -55,3 +55,28 @@ def _without_a_round(section: IslandsSettings) -> Iterator[tuple[str, IslandsSet
         for keys in combinations(fixed, number):
             named = " and ".join(f"islands.{key}: {getattr(section, key)}" for key in keys)
             yield named, IslandsSettings(**(vars(section) | dict.fromkeys(keys)))
+
+
+MIN_GAIN = 1.05
+
+
+def longer_round(islands: IslandPlans, tokens_per_s: float) -> LongerRound | None:
+    """Return the best round that is longer than the job's, if the fastest of those is faster than `tokens_per_s`.
+
+    All other fixed keys stay. If the job leaves the inner steps open or takes all of them, the plan's round is already
+    the longest.
+    """
+    section = islands.job.islands
+    if section is None or not isinstance(section.inner_steps, int):
+        return None
+    job = islands.job.model_copy(update={"islands": replace(section, inner_steps=None)})
+    rounds, _ = replace(islands, job=job).own_rounds
+    longer = [each for each in rounds if each.settings.inner_steps > section.inner_steps and is_possible(each)]
+    best = choose_round(longer)
+    if best is None or max(each.cost.tokens_per_s for each in longer) < MIN_GAIN * tokens_per_s:
+        return None
+    return LongerRound(
+        inner_steps=best.settings.inner_steps,
+        tokens_per_s=best.cost.tokens_per_s,
+        loss=best.loss,
+    )
