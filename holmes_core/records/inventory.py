@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, OneLine
@@ -263,6 +263,7 @@ class Inventory(FileRecord):
 
     KIND: ClassVar[str] = "inventory"
     RENEW: ClassVar[str] = "holmes probe hosts.yaml -o inventory.json"
+    RARE: ClassVar[tuple[str, ...]] = ("sketch",)
 
     schema_version: Literal[1] = 1
     sketch: OneLine | None = None  # the machines in short, where `holmes sketch` wrote them and no host was asked
@@ -295,13 +296,6 @@ class Inventory(FileRecord):
                     f"trunks must be one between two clusters, or of one, each, seen: {list(trunk.clusters)}"
                 )
         return self
-
-    @model_serializer(mode="wrap")
-    def _sketch_only_where_it_is(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        if self.sketch is None:
-            fields.pop("sketch", None)
-        return fields
 
     def source_digest(self) -> str:
         """Return the digest without momentary facts: another probe that finds nothing new leaves it unchanged."""

@@ -132,6 +132,7 @@ class Job(FileRecord):
 
     KIND: ClassVar[str] = "job"
     RENEW: ClassVar[str] = "your editor"
+    RARE: ClassVar[tuple[str, ...]] = ("islands", "trainable", "fp8")
 
     schema_version: Literal[1] = 1
     """Version of these keys. Example: 1"""
@@ -307,11 +308,9 @@ class Job(FileRecord):
         return self
 
     @model_serializer(mode="wrap")
-    def _sections_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what most jobs do not have: plans of those are the same as before these keys came."""
-        fields: dict[str, object] = serialize(self)
-        for absent in (key for key in ("islands", "trainable", "fp8") if not getattr(self, key)):
-            fields.pop(absent, None)
+    def _without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out rare keys of sections as well, so that plans of most jobs stay the same as before those keys."""
+        fields: dict[str, object] = super()._without_empty(serialize)
         model = fields.get("model")
         if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}

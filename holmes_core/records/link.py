@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from holmes_core.records.record import Record
+from holmes_core.records.record import Record, SparseRecord
 from holmes_core.units import bytes_per_s_from_gbps
 
 LinkKind = Literal["inside", "between"]
@@ -89,8 +89,10 @@ class Trunk(Record):
     measured_at_s: float | None = None  # by the controller's clock, since 1970
 
 
-class Security(Record):
+class Security(SparseRecord):
     """Protection of traffic between clusters; traffic inside a cluster is never encrypted."""
+
+    RARE: ClassVar[tuple[str, ...]] = ("tunnel_hub", "tunnel_hub_address")
 
     between_clusters: Literal["clear", "wireguard"] = "clear"
     """wireguard: encrypted, in a tunnel that each run makes and takes away. Example: wireguard"""
@@ -103,13 +105,6 @@ class Security(Record):
     tunnel_hub_address: IPv4 | None = None
     """Address at which other clusters reach the hub; not set: its own on the network that all share.
     Example: 203.0.113.7"""
-
-    @model_serializer(mode="wrap")
-    def _hub_only_where_there_is_one(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        for name in ("tunnel_hub", "tunnel_hub_address") if self.tunnel_hub is None else ():
-            fields.pop(name, None)
-        return fields
 
     @model_validator(mode="after")
     def _has_a_tunnel(self) -> Security:

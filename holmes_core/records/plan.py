@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access, OneLine
 from holmes_core.records.islands import Modes, Round
@@ -217,6 +217,7 @@ class Plan(FileRecord):
 
     KIND: ClassVar[str] = "plan"
     RENEW: ClassVar[str] = "holmes plan job.yaml"
+    RARE: ClassVar[tuple[str, ...]] = ("modes", "sketch", "free_degrees")
 
     schema_version: Literal[1] = 1
     inventory: SourceFile
@@ -281,12 +282,6 @@ class Plan(FileRecord):
         """The number of ranks that hold a layer's weights together: a group of replicas under ZeRO-3, else 1."""
         return self.dp_group_size if self.zero == 3 else 1
 
-    @model_serializer(mode="wrap")
-    def _rare_fields_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        rare = {name for name in ("modes", "sketch", "free_degrees") if not getattr(self, name)}
-        return {name: value for name, value in fields.items() if name not in rare}
-
     @model_validator(mode="after")
     def _ranks_are_complete(self) -> Plan:
         if [rank.rank for rank in self.ranks] != list(range(self.world_size)):
@@ -311,6 +306,7 @@ class IslandsPlan(FileRecord):
 
     KIND: ClassVar[str] = "islands_plan"
     RENEW: ClassVar[str] = "holmes plan job.yaml"
+    RARE: ClassVar[tuple[str, ...]] = ("tunnel_hub",)
 
     schema_version: Literal[1] = 1
     inventory: SourceFile
@@ -321,13 +317,6 @@ class IslandsPlan(FileRecord):
     prediction: Round
     modes: Modes
     tunnel_hub: TunnelHub | None = None
-
-    @model_serializer(mode="wrap")
-    def _hub_only_where_there_is_one(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        if self.tunnel_hub is None:
-            fields.pop("tunnel_hub", None)
-        return fields
 
     @property
     def sketch(self) -> str | None:

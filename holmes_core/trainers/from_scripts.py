@@ -19,6 +19,7 @@ from holmes_core.trainers.imported_job import (
     job_sections,
     known,
     outer_rows,
+    with_underscores,
 )
 from holmes_runtime.config.checks import shown as shown_value
 
@@ -48,7 +49,7 @@ _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 
 def settings_file(command: TrainerCommand) -> str | None:
     """Return the name of the file with DeepSpeed's settings, None if the command names none."""
-    options = OptionReader(command.options, _spelled)
+    options = OptionReader(command.options, with_underscores)
     files = (*options.values("--deepspeed_config"), *options.values("--deepspeed"))
     return files[0] if files else None
 
@@ -58,8 +59,8 @@ def import_script(command: TrainerCommand, engine: TrainerName, settings: Mappin
 
     Raises HolmesError for a setting that cannot be planned, or that a launch would lose.
     """
-    options = OptionReader(command.options, _spelled)
-    start = OptionReader(command.start_options if command.starter == ACCELERATE else (), _spelled)
+    options = OptionReader(command.options, with_underscores)
+    start = OptionReader(command.start_options if command.starter == ACCELERATE else (), with_underscores)
     _check_start_options(start)
     mixed = start.text("--mixed_precision")
     words, rows = options.sorted_by(_rule)
@@ -88,10 +89,6 @@ def import_script(command: TrainerCommand, engine: TrainerName, settings: Mappin
     if data.get("steps", 1) == -1:
         del data["steps"]  # the Trainer's default: as many as its epochs take
     return ImportedJob(data | sections, (*outer_rows(command), *rows, *_setting_rows(settings)), tuple(parallel))
-
-
-def _spelled(name: str) -> str:
-    return "--" + name[2:].replace("-", "_")
 
 
 def _rule(name: str) -> OptionRule:

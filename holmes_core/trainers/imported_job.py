@@ -134,6 +134,11 @@ def job_sections(
     return sections
 
 
+def with_underscores(name: str) -> str:
+    """Return an option's name as Python's argument parsers with underscores have it."""
+    return "--" + name[2:].replace("-", "_")
+
+
 def known(**values: object) -> dict[str, object]:
     """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}

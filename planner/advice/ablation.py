@@ -23,7 +23,6 @@ from planner.layout.usual_order import usual_ranks
 from planner.problem.group_places import misplaced_group
 from planner.problem.problem import Problem, read_problem
 from planner.schedule.buckets import BucketSeconds
-from planner.schedule.shared_core_runs import simulate_sharing
 from planner.search.placement import even_shares
 
 FEATURES = ("pipeline", "uneven", "overlap")
@@ -90,8 +89,7 @@ def _memory_fault(problem: Problem, layout: Layout) -> str | None:
 def _step_s(problem: Problem, layout: Layout, overlaps: bool) -> float:
     costs = LayoutCosts(problem, layout)
     buckets = costs.buckets() if overlaps else [[_together(stage)] for stage in costs.buckets()]
-    simulated_s = simulate_sharing(costs.pipelines(), buckets, costs.most_faster)
-    return simulated_s + sum(costs.norm_s()) + costs.tied_s() + costs.optimizer_s()
+    return costs.step_s(buckets)
 
 
 def _together(buckets: Sequence[BucketSeconds]) -> BucketSeconds:

@@ -25,6 +25,7 @@ from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic, exposed_part
 from planner.problem.shared_cores import machine_of
 from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_among
+from planner.schedule.shared_core_runs import simulate_sharing
 from planner.schedule.simulate import ReplicaSchedule
 from planner.schedule.step_seconds import (
     RankSeconds,
@@ -283,6 +284,11 @@ class LayoutCosts:
                 crossing = max(crossing, held[a] * (n - held[a]) / max(1, leaving))
             rates.append(group.trunk_bytes_per_s * (n - 1) / crossing)
         return min(rates)
+
+    def step_s(self, buckets: Sequence[Sequence[BucketSeconds]]) -> float:
+        """Return the seconds of the whole step with these gradient buckets by stage."""
+        simulated_s = simulate_sharing(self.pipelines(), buckets, self.most_faster)
+        return simulated_s + sum(self.norm_s()) + self.tied_s() + self.optimizer_s()
 
     def optimizer_s(self) -> float:
         """Return the seconds of the slowest rank's update."""

@@ -69,8 +69,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
 def predict_step_s(problem: Problem, layout: Layout) -> float:
     """Return the seconds of the step that `predict` would compute, without its parts."""
     costs = LayoutCosts(problem, layout)
-    simulated_s = simulate_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)
-    return simulated_s + sum(costs.norm_s()) + costs.tied_s() + costs.optimizer_s()
+    return costs.step_s(costs.buckets())
 
 
 def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tuple[Span, ...]:

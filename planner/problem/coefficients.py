@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, combinations_with_replacement
-from typing import NamedTuple
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.rank_grid import NetName
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import Execution, edge_bytes
+from planner.cost.eager import PassBytes
 from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
 from planner.cost.measured_link import NOT_MEASURED
@@ -48,13 +48,6 @@ class Crossing:
     path_s_per_byte: float
     trunk_s_per_byte: float
     latency_s: float
-
-
-class PassBytes(NamedTuple):
-    """Bytes of a forward and of a backward."""
-
-    forward: float
-    backward: float
 
 
 FREE = Crossing(0.0, 0.0, 0.0, 0.0, 0.0)

@@ -15,10 +15,11 @@ from typing import NamedTuple
 from holmes_core.records.job import Job
 from planner.cost.collectives import PassTimes, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES
+from planner.cost.eager import PassBytes
 from planner.cost.engines import engine_of, expert_shards
 from planner.cost.trained import ParameterCount, backward_share, head_of, layers_of
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients, PassBytes
+from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.problem.fleet import HostClass
 
