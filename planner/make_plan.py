@@ -12,14 +12,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.measured_networks import relayed_pairs
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import (
-    Alternative,
-    Order,
-    Plan,
-    Prediction,
-    SolveReport,
-    SourceFile,
-)
+from holmes_core.records.plan import Alternative, Order, Plan, Prediction, SolveReport, SourceFile
 from planner.background import BackgroundCall
 from planner.cost.fill import fill_of
 from planner.hub_plan import fastest_alone, plan_alone
@@ -180,9 +173,8 @@ def _plan_searched(
         if found is None:
             return None
         written, compared = found
-    candidate, placement = _candidate_run(written), written.placement  # the closed form of the ranks as written out:
-    shares = written.layout.ranks, placement.microbatches
-    placement_s = price_ranks_s(problem, candidate, placement.layers, *shares)
+    layers, shares = written.placement.layers, (written.layout.ranks, written.placement.microbatches)
+    placement_s = price_ranks_s(problem, _candidate_run(written), layers, *shares)
     certificate = None
     if order == "holmes" or lp:
         certificate = _certify(problem, result, written, placement_s, left.less(writing_s), lp)

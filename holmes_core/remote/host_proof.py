@@ -74,7 +74,8 @@ def check_host(host: str, settings: SshSettings, key: paramiko.PKey, address: st
         UnknownHost: Nothing is known of the host.
         HostError: The host is not proven.
     """
-    plain, offered = key.asbytes(), _offered(key)
+    plain = key.asbytes()
+    offered = plain if key.public_blob is None else key.public_blob.key_blob  # with its certificate if it has one
     if key.get_name() == "ssh-rsa" and key.get_bits() < settings.least_rsa_bits:
         text = f"host key of {settings.target} has {key.get_bits()} bits; RequiredRSASize is {settings.least_rsa_bits}"
         raise HostError(host, "key unknown", text, "make a longer key on the host: `ssh-keygen -A` after removing it")
@@ -98,12 +99,6 @@ def check_host(host: str, settings: SshSettings, key: paramiko.PKey, address: st
         if refusal.is_unknown:
             raise UnknownHost(host, "key unknown", refusal.what, refusal.hint)
         raise HostError(host, "key changed", refusal.what, refusal.hint)
-
-
-def _offered(key: paramiko.PKey) -> bytes:
-    """Return the key as the host sent it, with its certificate if it has one."""
-    blob = key.public_blob
-    return key.asbytes() if blob is None else blob.key_blob
 
 
 def _revoked_by_file(

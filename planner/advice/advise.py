@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
@@ -131,7 +132,7 @@ def advise(
     engine = engine_sentence(inventory, plan, min(effort.limit_s, left.seconds))
     engine += long_context_sentence(inventory, plan, min(effort.limit_s, left.seconds))
     engine += trained_sentence(inventory, plan, min(effort.limit_s, left.seconds))
-    return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried), codecs, batch, engine)
+    return Advised(tuple(sorted(worth, key=attrgetter("step_s"))), tuple(untried), codecs, batch, engine)
 
 
 def _price_networks(
@@ -147,7 +148,7 @@ def _price_networks(
             networks.append(Advice(change, words, reprice_step_s(change.applied_to(inventory), plan)))
         else:
             unpriced.append(str(change))
-    networks.sort(key=_step_s)
+    networks.sort(key=attrgetter("step_s"))
     affordable = max(0, min(REPLANNED, effort.candidates // plan.solve.candidates - num_hosts))
     if plan.order == "usual":
         affordable = 0
@@ -233,7 +234,3 @@ def _more_hosts(inventory: Inventory) -> Iterator[tuple[MoreHost, str]]:
         like = cluster.hosts[-1]
         name = next(name for number in range(1, len(taken) + 2) if (name := f"new-{number}") not in taken)
         yield MoreHost(name, like), f"one more host like {like} in {cluster.name}"
-
-
-def _step_s(advice: Advice) -> float:
-    return advice.step_s

@@ -6,6 +6,7 @@ Most answers are new plans under one more condition, each made in the remaining 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil, prod
 
 from holmes_core.errors import HolmesError
@@ -177,10 +178,7 @@ def _where_it_changes(inventory: Inventory, plan: Plan, twice: LinkRate | Fabric
 
 
 def _scaled(change: LinkRate | FabricRate, factor: float) -> LinkRate | FabricRate:
-    rate = change.bandwidth_bytes_per_s * factor
-    if isinstance(change, LinkRate):
-        return LinkRate(change.clusters, rate)
-    return FabricRate(change.cluster, rate)
+    return replace(change, bandwidth_bytes_per_s=change.bandwidth_bytes_per_s * factor)
 
 
 def _another(inventory: Inventory, plan: Plan, left: TimeLeft) -> str | None:
@@ -201,14 +199,10 @@ def _week(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnsw
     steps, total_s = int(WEEK_S / step_s), job.steps * step_s
     tokens = steps * job.global_batch_size * job.model.seq_length
     room = f"a week has {steps} steps, {tokens / 1e9:.4g} billion tokens"
+    whole = f"{'all' if total_s <= WEEK_S else 'not all'} {job.steps} steps, {format_duration(total_s)}"
+    yield PlanAnswer(question="what fits into a week?", answer=f"{whole}; {room}")
     if total_s <= WEEK_S:
-        yield PlanAnswer(
-            question="what fits into a week?", answer=f"all {job.steps} steps, {format_duration(total_s)}; {room}"
-        )
         return
-    yield PlanAnswer(
-        question="what fits into a week?", answer=f"not all {job.steps} steps, {format_duration(total_s)}; {room}"
-    )
     like = plan.nodes[-1].host
     count = ceil(len(plan.nodes) * (total_s / WEEK_S - 1))
     for _ in range(TRIES):

@@ -13,7 +13,6 @@ from typing import Literal
 
 from holmes_core.records.job import EngineName, Job
 from holmes_core.records.trainer_settings import TrainerSettings
-from holmes_runtime.config.run_settings import Recompute
 from holmes_runtime.config.schedule import ScheduleName
 
 EVERY_SCHEDULE: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
@@ -118,10 +117,6 @@ class Engine:
     def has_instances(self) -> bool:
         """True if each cluster may keep its own optimizer states while every rank has whole weights."""
         return self.copies_update and not self.shards_weights
-
-    def shards_sequences(self, recompute: Recompute) -> bool:
-        """Return True if tensor shards split sequences."""
-        return self.sequence_parallel == "always" or self.sequence_parallel == recompute
 
 
 OTHER = Engine(schedules=MEGATRON_SCHEDULES, unequal_replicas=False, host_states=False, two_levels=False)

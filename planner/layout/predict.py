@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from functools import partial
 from operator import mul
 
-from holmes_core.records.job import Job
 from holmes_core.records.plan import Prediction
 from holmes_runtime.config.schedule import make_schedule
 from planner.layout.layout import Layout
@@ -50,6 +49,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
     busiest_s = min(alone_s, max(max(map(mul, by_replica, layout.microbatches)) for by_replica in microbatch_s))
     step_s = gradients_s + costs.optimizer_s()
     memory = layout.mode.rank_memory_bytes(job.model, costs.execution, layout.candidate.pp, max(layout.microbatches))
+    layers = [sum(layout.layers[rank :: layout.candidate.pp]) for rank in range(layout.candidate.pp)]
     return Prediction(
         step_s=step_s,
         compute_s=busiest_s,
@@ -60,7 +60,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
         optimizer_s=step_s - gradients_s,
         tokens_per_s=job.global_batch_size * job.model.seq_length / step_s if step_s else 0.0,
         memory_bytes=tuple(memory),
-        host_memory_bytes=_host_memory_bytes(job, layout),
+        host_memory_bytes=host_bytes_by_rank(job, costs.execution, layers),
         microbatch_compute_s=microbatch_s,
         traffic=count_traffic(job, layout),
     )
@@ -77,12 +77,6 @@ def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tupl
     costs, mode, count = LayoutCosts(problem, layout), layout.mode, layout.microbatches[replica]
     schedule = make_schedule(*mode.order(layout.candidate.pp, count))
     return spans_of(schedule, run_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)[replica])
-
-
-def _host_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
-    ranks = range(layout.candidate.pp)
-    layers = [sum(layout.layers[stage] for stage in layout.stages_of(rank)) for rank in ranks]
-    return host_bytes_by_rank(job, layout.candidate.execution(job), layers)
 
 
 def _rank_s(pipeline: ReplicaSchedule, stages: Iterable[int]) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holmes_core.partition_keys import can_talk, full_member_indices
 from holmes_core.records.devices import Gid, Nic
-from holmes_core.records.inventory import Cluster, Host, Inventory, NetworkPort
+from holmes_core.records.inventory import Cluster, Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import EnvironmentVariable
 from planner.problem.networks import VERBS_KINDS
@@ -39,23 +39,16 @@ def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> Ra
         found[name] += cross_nic
     for cluster, members in joined:
         ports = {port.host: port for port in reversed(cluster.fabric.ports)}
-        everyone = {name: _rails(ports.get(name), hosts[name]) for name in cluster.hosts}
+        hcas = {name: ports[name].hcas if name in ports else () for name in cluster.hosts}
+        everyone = {name: tuple(nic for nic in hosts[name].nics if nic.hca in hcas[name]) for name in cluster.hosts}
         rails = {host.name: everyone[host.name] for host in members}
         for name, variable in (*_gids(cluster, rails), *_partitions(everyone), *_queue_pairs(rails)):
             if name in found:
                 found[name].append(variable)
-    stated = {*job.launch.environment, *job.launch.secrets, *_set_on_hosts(hosts[name] for name in names)}
+    # A site knows its network, but that rails are apart is a fact.
+    on_hosts = {setting.name for name in names for setting in hosts[name].nccl_settings} - {"NCCL_CROSS_NIC"}
+    stated = {*job.launch.environment, *job.launch.secrets, *on_hosts}
     return {name: tuple(each for each in of if each.name not in stated) for name, of in found.items()}
-
-
-def _set_on_hosts(hosts: Iterable[Host]) -> set[str]:
-    """Return variables that any host has set, since a site knows its network; except that rails are apart is a fact."""
-    return {setting.name for host in hosts for setting in host.nccl_settings} - {"NCCL_CROSS_NIC"}
-
-
-def _rails(port: NetworkPort | None, host: Host) -> tuple[Nic, ...]:
-    """Return the RDMA ports of `port`, which connect the host to its cluster's fabric."""
-    return tuple(nic for nic in host.nics if port is not None and nic.hca in port.hcas)
 
 
 def _cross_nic(inventory: Inventory, joined: Sequence[Cluster]) -> list[EnvironmentVariable]:
@@ -116,7 +109,7 @@ def _gids(cluster: Cluster, rails: Rails) -> Found:
         own = [_takes_own(nic) for nic in ports]
         if any(own) and not all(own) and all(_own_ipv4(nic) for nic in ports):
             yield from _gid_indices(rails)
-    elif all(_global_ipv6(nic) for nic in ports):
+    elif all(any(gid.ipv4 is None and _is_global_ipv6(gid.gid) for gid in _version_2(nic)) for nic in ports):
         reason = f"not all rails of cluster {cluster.name} have an IPv4 address, but all have an IPv6 one"
         for host in rails:
             yield host, EnvironmentVariable(name="NCCL_IB_ADDR_FAMILY", value="AF_INET6", reason=reason)
@@ -146,11 +139,6 @@ def _own_ipv4(nic: Nic) -> list[Gid]:
 def _ipv4(nic: Nic) -> list[Gid]:
     """Return the entries of RoCE v2 and IPv4, in order."""
     return [gid for gid in _version_2(nic) if gid.ipv4 is not None]
-
-
-def _global_ipv6(nic: Nic) -> list[Gid]:
-    """Return the entries of RoCE v2 with an IPv6 address that is not link-local, in order."""
-    return [gid for gid in _version_2(nic) if gid.ipv4 is None and _is_global_ipv6(gid.gid)]
 
 
 def _version_2(nic: Nic) -> list[Gid]:

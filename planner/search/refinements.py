@@ -149,11 +149,6 @@ class SearchState:
         """Record that placements of `bound_s` or more were not searched."""
         self.open_bounds_s.append(bound_s)
 
-    def run_out(self, bound_s: float) -> None:
-        """Record that a program's time ended before placements of `bound_s` or more were excluded."""
-        self.ran_out = True
-        self.leave_open(bound_s)
-
     def leave_slower_open(self) -> None:
         """Record that placements that do not beat the incumbent were not searched."""
         if self.gap > RELATIVE_TOLERANCE:
@@ -346,6 +341,7 @@ def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> N
     solution = solve(spec, max(MIN_PROGRAM_S, state.program_limit_s))
     state.programs += 1
     if solution.status == "time limit":
-        state.run_out(max(bound_s, solution.bound_s or 0.0))
+        state.ran_out = True
+        state.leave_open(max(bound_s, solution.bound_s or 0.0))
     if state.keep(key, placement_of(spec, solution)):
         state.specs[key] = spec

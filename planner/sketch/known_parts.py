@@ -17,11 +17,7 @@ FABRICS: Mapping[str, SketchedKind] = {
 }
 SHORT: Mapping[SketchedKind, str] = {"InfiniBand": "IB"}
 """Kinds that have a shorter name in a sketch than in an inventory."""
-PCIE_TOO = (
-    "A100",
-    "A100 40GB",
-    "A800",
-)  # products that are sold on SXM boards and as PCI Express cards, under one name
+PCIE_TOO = ("A100", "A100 40GB", "A800")  # sold on SXM boards and as PCI Express cards, under one name
 PCI_GENERATIONS = {3: ("V100", "T4"), 5: ("H", "B", "G", "RTX 5090")}  # by prefix of a product; else 4: data sheets
 NEAR_SIZE = 0.05  # a GPU's name has the size of its data sheet, and nvidia-smi shows a little less
 _NO_PART_OF_A_NAME = re.compile(r"nvidia|tesla|geforce|sxm\d?|hbm3e?")
