@@ -83,7 +83,7 @@ def hosts_yaml(hosts: HostsFile, source: str) -> str:
     named = re.sub(r"[^ -~]", "?", source)
     text = _HEADER.format(source=named) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
     if len(text.encode()) > MAX_YAML_BYTES:
-        raise HolmesError(f"{source}: hosts.yaml would be of {len(text.encode())} bytes", "import the hosts in parts")
+        raise HolmesError(f"{source}: hosts.yaml would have {len(text.encode())} bytes", "import the hosts in parts")
     return text
 
 
@@ -110,7 +110,7 @@ def _check(machine: Machine, source: str) -> None:
     """
     if len(machine.name) > NAME_LENGTH or not re.fullmatch(NAME_PATTERN, machine.name):
         raise HolmesError(
-            f"{source}: {machine.name[:MAX_CHARACTERS]!r} is no host name", "take that machine out of the list"
+            f"{source}: {machine.name[:MAX_CHARACTERS]!r} is not a valid host name", "take that machine out of the list"
         )
     address = machine.address
     if address is None or re.fullmatch(NAME_PATTERN, address):
@@ -119,7 +119,7 @@ def _check(machine: Machine, source: str) -> None:
     try:
         has_scope = bool(getattr(ipaddress.ip_address(address), "scope_id", None))
     except ValueError:
-        what = f"{source}: {machine.name}: {address[:MAX_CHARACTERS]!r} is no address"
+        what = f"{source}: {machine.name}: {address[:MAX_CHARACTERS]!r} is not an address"
         raise HolmesError(what, hint) from None
     if has_scope:  # the scope names one of the machine's own interfaces, and may hold any text
         what = f"{source}: {machine.name}: address {address[:MAX_CHARACTERS]!r} holds on that machine alone"

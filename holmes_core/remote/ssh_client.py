@@ -199,7 +199,7 @@ class _BoundedPacketizer(Packetizer):
         data: bytes = super()._read_timeout(timeout)  # type: ignore[misc]
         self._greeting_bytes += len(data)
         if self._greeting_bytes > MAX_PACKET_BYTES:
-            raise paramiko.SSHException(f"it sent {self._greeting_bytes} bytes that are no greeting of an SSH server")
+            raise paramiko.SSHException(f"it sent {self._greeting_bytes} bytes that are not an SSH server's greeting")
         return data
 
 

@@ -67,7 +67,7 @@ class UserKeys:
                 return None
             except (paramiko.SSHException, OSError, ValueError, IndexError):
                 continue  # a key of another class
-        self._fault = paramiko.AuthenticationException(f"{file} holds no private key that is read here")
+        self._fault = paramiko.AuthenticationException(f"{file} holds no private key that can be read here")
         return None
 
 

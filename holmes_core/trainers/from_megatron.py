@@ -100,7 +100,7 @@ def _check_degrees(options: OptionReader, tp: int, num_ranks: int | None, ranks_
         what = f"command: --tensor-model-parallel-size {tp} does not divide --num-attention-heads {heads}"
         raise HolmesError(what, "choose a divisor of it, or leave the option out for Holmes to choose")
     if num_ranks is not None and num_ranks % ranks_a_replica:
-        what = f"command: {num_ranks} ranks are no multiple of tp x pp x cp = {ranks_a_replica}"
+        what = f"command: {num_ranks} ranks are not a multiple of tp x pp x cp = {ranks_a_replica}"
         raise HolmesError(what, "correct the degrees or the starter's counts, or leave the starter's counts out")
 
 
@@ -147,7 +147,7 @@ def _chunks(options: OptionReader, num_layers: int, pp: int) -> int:
         return options.whole("--num-virtual-stages-per-pipeline-rank") or 1
     if num_layers % (pp * a_chunk):
         what = f"command: --num-layers-per-virtual-pipeline-stage {a_chunk}: {num_layers} layers in {pp} ranks"
-        raise HolmesError(f"{what} are no whole number of such stages", "correct it")
+        raise HolmesError(f"{what} do not make a whole number of such stages", "correct it")
     return num_layers // (pp * a_chunk)
 
 
