@@ -36,7 +36,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_loss(loss: float | None) -> str:
-    """Return `1.2346`; None is a loss that is no finite number."""
+    """Return `1.2346`; None is a loss that is not finite."""
     return "not finite" if loss is None else f"{loss:.4f}"
 
 

@@ -33,7 +33,7 @@ class Machine:
 
     name: str
     address: str | None = None
-    has_gpus: bool | None = None  # None where the list has no such fact
+    has_gpus: bool | None = None  # None if the list does not show it
     unfit: str | None = None  # the reason why it cannot be used now, `DRAIN`
     network: tuple[str, ...] = ()  # switches above it, nearest first
     nvlink: str | None = None
@@ -49,7 +49,7 @@ class Imported:
 
 
 def take_machines(machines: Iterable[Machine], source: str) -> Imported:
-    """Return the usable machines. Those without GPUs are left out where others are known to have some.
+    """Return the usable machines. Those without GPUs are left out if others are known to have some.
 
     Raises:
         HolmesError: A name or address is impossible, a name is listed twice, or no machine is left. It names `source`.
@@ -78,7 +78,11 @@ def take_machines(machines: Iterable[Machine], source: str) -> Imported:
 
 
 def hosts_yaml(hosts: HostsFile, source: str) -> str:
-    """Return the text of hosts.yaml, with its source in the header. Raises HolmesError where it would be too large."""
+    """Return the text of hosts.yaml, with its source in the header.
+
+    Raises:
+        HolmesError: The text would be too large.
+    """
     data = {"hosts": [_plain(entry) for entry in hosts.hosts]}
     named = re.sub(r"[^ -~]", "?", source)
     text = _HEADER.format(source=named) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)

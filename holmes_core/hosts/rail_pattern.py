@@ -16,7 +16,11 @@ _PORT = re.compile(r"[0-9]{1,3}")
 
 
 def checked_rail_pattern(text: str) -> str:
-    """Return `text` if it is a pattern. Raises ValueError naming the wrong part."""
+    """Return `text` if it is a pattern.
+
+    Raises:
+        ValueError: It is malformed. The message names the wrong part.
+    """
     _compiled(text)
     return text
 

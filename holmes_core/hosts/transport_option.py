@@ -1,4 +1,4 @@
-"""`--via slurm`: the transport to all hosts, in place of the one in hosts.yaml."""
+"""`--via slurm`: a transport to all hosts that replaces the one in hosts.yaml."""
 
 from __future__ import annotations
 

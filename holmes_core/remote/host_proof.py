@@ -41,7 +41,7 @@ class _Refusal:
 
 
 def reached_address(session: paramiko.Transport) -> str | None:
-    """Return the address at the other end; None where a proxy resolves it."""
+    """Return the address at the other end; None if a proxy resolves it."""
     return session.sock.getpeername()[0] if isinstance(session.sock, socket.socket) else None
 
 
@@ -153,7 +153,7 @@ class _Proof:
         """The fault of the certificate, for the message of a final refusal."""
 
     def refusal(self, name: str, certificate: HostCertificate | None) -> _Refusal | None:
-        """Return None where the host is proven. If the certificate does not prove it, the key itself may."""
+        """Return None if the host is proven. If the certificate does not prove it, the key itself may."""
         lines = known_lines(self._host, self._settings, name)
         keys = (self._key,) if certificate is None else (self._key, certificate.authority)
         revoking = next((line for line in lines if line.marker == REVOKED and line.key in keys), None)
@@ -223,7 +223,7 @@ class _Proof:
 
 
 def forget(name: str, line: KnownLine) -> str:
-    """Return the way to remove the known key of a name: the command, or the line where no command can."""
+    """Return the way to remove the known key of a name: a command, or the line if no command can."""
     if line.is_pattern or not line.file.is_file():
         return f"remove line {line.number} of {line.file}"
     return f"`ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(line.file))}`"

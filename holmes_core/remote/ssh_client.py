@@ -124,7 +124,7 @@ class _SshStream(Stream):
 def _log_in(
     host: str, access: Access, jumps_before: str | None = None, onward: tuple[str, ...] = ()
 ) -> paramiko.SSHClient:
-    """Return a client that is logged in to `host`. Raises HostError with the remedy.
+    """Return a client that is logged in to `host`.
 
     `jumps_before`: hosts of a ProxyJump list to pass before this one, instead of its own proxy.
     `onward`: the hosts that are reached through this one.

@@ -17,7 +17,11 @@ _LAYOUT = re.compile(r"[EtL|(),*0-9]{1,2000}")
 
 
 def import_megatron(command: TrainerCommand) -> ImportedJob:
-    """Return the job that the command fixes. Raises HolmesError for a model or degrees that cannot be planned."""
+    """Return the job that the command fixes.
+
+    Raises:
+        HolmesError: The model or the degrees cannot be planned.
+    """
     options = OptionReader(command.options)
     options.refuse(REFUSED, HARMLESS, _UNREAL)
     tp = options.whole("--tensor-model-parallel-size") or 1
@@ -152,7 +156,7 @@ def _chunks(options: OptionReader, num_layers: int, pp: int) -> int:
 
 
 def _even_layers(options: OptionReader, num_layers: int, pp: int, chunks: int) -> list[int]:
-    """Return the layers of each stage: equally many, but where options say otherwise of the first or the last."""
+    """Return the layers of each stage: equally many, except for a first or last stage that options fix."""
     stages = pp * chunks
     embedding = options.has("--account-for-embedding-in-pipeline-split")
     loss = options.has("--account-for-loss-in-pipeline-split")
@@ -174,7 +178,7 @@ def _even_layers(options: OptionReader, num_layers: int, pp: int, chunks: int) -
 
 
 def _layout_layers(text: str) -> list[int]:
-    """Return the layers of each stage of `--pipeline-model-parallel-layout`. Raises HolmesError for another content."""
+    """Return the layers of each stage of `--pipeline-model-parallel-layout`."""
     what = f"command: --pipeline-model-parallel-layout {shown(text)}"
     if not _LAYOUT.fullmatch(text):
         raise HolmesError(f"{what}: other parts than E, t and L are not planned", "write a layout of these")

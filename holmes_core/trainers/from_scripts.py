@@ -1,6 +1,6 @@
-"""The command of a script with DeepSpeed, accelerate, Hugging Face's Trainer or torch alone, as keys of job.yaml.
+"""The command of a script with DeepSpeed, accelerate, Hugging Face's Trainer or only torch, as keys of job.yaml.
 
-Such a script reads its own degrees and batches, so that all its options stay in the command.
+Such a script reads its own degrees and batches, so all its options stay in the command.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def settings_file(command: TrainerCommand) -> str | None:
 def import_script(command: TrainerCommand, engine: TrainerName, settings: Mapping[str, Any]) -> ImportedJob:
     """Return the job that the command fixes; `settings`: DeepSpeed's, from its file.
 
-    Raises HolmesError for a setting that cannot be planned, or that a launch would lose.
+    Raises:
+        HolmesError: A setting cannot be planned, or a launch would lose it.
     """
     options = OptionReader(command.options, with_underscores)
     start = OptionReader(command.start_options if command.starter == ACCELERATE else (), with_underscores)
@@ -130,7 +131,7 @@ def _replicas(micro: int, accumulated: int, batch: int, num_ranks: int | None) -
 
 
 def _zero(settings: Mapping[str, Any]) -> int | None:
-    """Return the ZeRO stage to plan for the settings. Raises HolmesError for one that cannot be planned."""
+    """Return the ZeRO stage to plan for the settings."""
     if not settings:
         return None
     stage = _zero_section(settings).get("stage", 0)

@@ -86,7 +86,11 @@ _KEPT_PREFIXES = (
 
 
 def import_torchtitan(command: TrainerCommand) -> ImportedJob:
-    """Return the job that the command fixes. Raises HolmesError for a setting that cannot be planned."""
+    """Return the job that the command fixes.
+
+    Raises:
+        HolmesError: A setting cannot be planned.
+    """
     words = [word for option in command.options for word in option.words]
     at = next((at for at, word in enumerate(words) if word.startswith(_SUBCOMMAND)), len(words))
     words, behind = words[:at], words[at:]

@@ -22,6 +22,11 @@ RailVariables = Mapping[str, tuple[EnvironmentVariable, ...]]
 """The variables of each node, by host."""
 
 
+def variable(name: str, value: str, reason: str) -> EnvironmentVariable:
+    """Return one variable of a node's environment."""
+    return EnvironmentVariable(name=name, value=value, reason=reason)
+
+
 def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> RailVariables:
     """Return the variables of hosts `names`. A host alone in its cluster gets only those that all nodes must share."""
     found: dict[str, list[EnvironmentVariable]] = {name: [] for name in names}
@@ -59,7 +64,7 @@ def _cross_nic(inventory: Inventory, joined: Sequence[Cluster]) -> list[Environm
     """
     named = ", ".join(cluster.name for cluster in rails_apart(inventory) if cluster in joined)
     reason = f"rails of cluster {named} do not reach one another; on all nodes, as NCCL uses a group's largest value"
-    return [EnvironmentVariable(name="NCCL_CROSS_NIC", value="0", reason=reason)] if named else []
+    return [variable("NCCL_CROSS_NIC", "0", reason)] if named else []
 
 
 Rails = Mapping[str, tuple[Nic, ...]]
@@ -77,7 +82,7 @@ def _queue_pairs(rails: Rails) -> Found:
         reason = f"a queue pair uses one member of a bond such as {bonds[0]}; both ends need the same number"
         value = str(QUEUE_PAIRS_ON_BONDS)
         for host in rails:
-            yield host, EnvironmentVariable(name="NCCL_IB_QPS_PER_CONNECTION", value=value, reason=reason)
+            yield host, variable("NCCL_IB_QPS_PER_CONNECTION", value, reason)
 
 
 def _partitions(rails: Rails) -> Found:
@@ -93,7 +98,7 @@ def _partitions(rails: Rails) -> Found:
     for host, index in (full_member_indices(tables) or {}).items():
         reason = f"this index holds the full-member P_Key {tables[host][0][index]:#06x} of all hosts; index 0 does not"
         if index:
-            yield host, EnvironmentVariable(name="NCCL_IB_PKEY", value=str(index), reason=reason)
+            yield host, variable("NCCL_IB_PKEY", str(index), reason)
 
 
 def _gids(cluster: Cluster, rails: Rails) -> Found:
@@ -112,7 +117,7 @@ def _gids(cluster: Cluster, rails: Rails) -> Found:
     elif all(any(gid.ipv4 is None and _is_global_ipv6(gid.gid) for gid in _version_2(nic)) for nic in ports):
         reason = f"not all rails of cluster {cluster.name} have an IPv4 address, but all have an IPv6 one"
         for host in rails:
-            yield host, EnvironmentVariable(name="NCCL_IB_ADDR_FAMILY", value="AF_INET6", reason=reason)
+            yield host, variable("NCCL_IB_ADDR_FAMILY", "AF_INET6", reason)
 
 
 def _gid_indices(rails: Rails) -> Found:
@@ -123,7 +128,7 @@ def _gid_indices(rails: Rails) -> Found:
             first = wrong[0]
             instead = f"that of {_ipv4(first)[0].netdev}, the first of its table"
             reason = f"the GID of {first.netdev}, as on other rails; for {first.device} NCCL would take {instead}"
-            yield host, EnvironmentVariable(name="NCCL_IB_GID_INDEX", value=str(min(common)), reason=reason)
+            yield host, variable("NCCL_IB_GID_INDEX", str(min(common)), reason)
 
 
 def _takes_own(nic: Nic) -> bool:

@@ -65,10 +65,11 @@ def known_gpu(text: str) -> str:
     bare = names.get(frozenset(words) - set(sizes))
     if bare is None or len(sizes) != 1:
         raise ValueError(_not_known("GPU", text, " ".join(words), GPUS))
-    if not _is_size_of(int(sizes[0].removesuffix("gb")), GPUS[bare].memory_bytes):
+    size, memory_bytes = int(sizes[0].removesuffix("gb")), GPUS[bare].memory_bytes
+    if min(abs(size * unit / memory_bytes - 1) for unit in (10**9, GIB)) >= NEAR_SIZE:
         others = ", ".join(name for name in GPUS if name.split()[0] == bare.split()[0])
-        size = f"{GPUS[bare].memory_bytes / GIB:.0f} GiB"
-        raise ValueError(f"no {bare} with {sizes[0].upper()} is known: it has {size} (there are {others})")
+        known = f"{memory_bytes / GIB:.0f} GiB"
+        raise ValueError(f"no {bare} with {sizes[0].upper()} is known: it has {known} (there are {others})")
     return bare
 
 
@@ -90,10 +91,6 @@ def _size(word: str) -> str:
     """Return `80gb` for `80`, `80g`, `80gb` and `80gib`; any other word unchanged."""
     found = re.fullmatch(r"(\d{2,3})(?:gi?b?)?", word)
     return f"{found[1]}gb" if found else word
-
-
-def _is_size_of(size: int, memory_bytes: int) -> bool:
-    return min(abs(size * unit / memory_bytes - 1) for unit in (10**9, GIB)) < NEAR_SIZE
 
 
 def _not_known(what: str, text: str, normal: str, known: Iterable[str]) -> str:
