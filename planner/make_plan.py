@@ -200,7 +200,7 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float, within_s
     return best_step_s(problem, contenders) if contenders else inf
 
 
-def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, WrittenPlan]:
+def plan_quickly(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, WrittenPlan]:
     """Return the placement that `planned_step_s` prices, written out, and its problem.
 
     Raises:

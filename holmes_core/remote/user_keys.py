@@ -72,8 +72,8 @@ class UserKeys:
 
 
 def _certificates(file: Path, settings: SshSettings) -> list[Path]:
-    beside = Path(f"{file}-cert.pub")
-    return [path for path in (*map(Path, settings.certificate_files), beside) if path.is_file()]
+    usual = Path(f"{file}-cert.pub")
+    return [path for path in (*map(Path, settings.certificate_files), usual) if path.is_file()]
 
 
 def _public_blob(file: Path) -> bytes | None:

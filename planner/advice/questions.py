@@ -20,7 +20,7 @@ from planner.advice.advise import faster_networks
 from planner.advice.changes import FabricRate, LinkRate, MoreHost, TrunkRate, apply_changes
 from planner.advice.left_out import left_out_sentences
 from planner.layout.write_out import WrittenPlan, step_parts_of
-from planner.make_plan import planned_anew
+from planner.make_plan import plan_quickly
 from planner.problem.problem import Problem, read_problem
 from planner.schedule.runners_up import why_slower
 from planner.time_left import TimeLeft
@@ -61,7 +61,7 @@ def _in_short(problem: Problem, written: WrittenPlan, plan: Plan) -> PlannedStep
 def _under(inventory: Inventory, plan: Plan, job: Job, question: str, left: TimeLeft) -> PlanAnswer:
     """Return the answer from the plan of `job`: that it does not fit, or is slower, and why."""
     try:
-        problem, written = planned_anew(inventory, job, left.seconds)
+        problem, written = plan_quickly(inventory, job, left.seconds)
     except HolmesError as error:
         return PlanAnswer(question=question, answer=f"no plan: {error.what}")
     short = _in_short(problem, written, plan)
@@ -184,7 +184,7 @@ def _scaled(change: LinkRate | FabricRate, factor: float) -> LinkRate | FabricRa
 def _another(inventory: Inventory, plan: Plan, left: TimeLeft) -> str | None:
     """Return a description of the plan on the changed inventory; None if it has the degrees and hosts of `plan`."""
     try:
-        short = _in_short(*planned_anew(inventory, plan.job, left.seconds), plan)
+        short = _in_short(*plan_quickly(inventory, plan.job, left.seconds), plan)
     except HolmesError as error:
         return f"no plan: {error.what}"
     same = (short.tp, short.pp, short.dp, short.crossing) == (plan.tp, plan.pp, plan.engine_dp, plan.solve.crossing)
@@ -211,7 +211,7 @@ def _week(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnsw
         more = [MoreHost(f"more-{number}", like) for number in range(1, count + 1)]
         question = f"with {count} more host{'s' if count > 1 else ''} like {like}?"
         try:
-            problem, written = planned_anew(apply_changes(inventory, more), job, left.seconds)
+            problem, written = plan_quickly(apply_changes(inventory, more), job, left.seconds)
         except HolmesError:
             return
         ends_s = job.steps * written.prediction.step_s

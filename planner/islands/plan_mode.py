@@ -28,7 +28,7 @@ from planner.cost.counts import outer_bytes
 from planner.islands.faster_islands import find_slower_by, longer_round
 from planner.islands.island_plans import IslandPlans, own_data, plan_islands
 from planner.islands.island_rounds import IslandRound
-from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_ways, price_way
+from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_placements, price_placement
 from planner.islands.setting_choice import setting_prices
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.reprice import reprice
@@ -80,9 +80,9 @@ def plan_mode(
         raise HolmesError(f"{ordinary.what}; and as islands: {why}", ordinary.hint, ordinary.exit_code)
     now_per_s = best.cost.tokens_per_s if is_apart and isinstance(best, IslandRound) else as_one_per_s
     slower_by = find_slower_by(islands, sources, now_per_s, OF_THE_TIME * left.seconds, tell)
-    as_one = () if own_data(job) else find_ways(inventory, together, planned, left.seconds, tell)
-    ways = _ModePlacements(inventory, together, tuple(as_one), islands)
-    modes = _modes(ways, best, ordinary).model_copy(update={"slower_by": slower_by})
+    as_one = () if own_data(job) else find_placements(inventory, together, planned, left.seconds, tell)
+    known = _ModePlacements(inventory, together, tuple(as_one), islands)
+    modes = _modes(known, best, ordinary).model_copy(update={"slower_by": slower_by})
     if isinstance(best, IslandRound) and is_apart:
         return _written(inventory, job, sources, best, modes)
     assert isinstance(ordinary, Plan)
@@ -214,18 +214,19 @@ def _island_job(job: Job, planned: Job, name: str, inner_steps: int, rounds: int
     )
 
 
-def _modes(ways: _ModePlacements, best: IslandRound | str, ordinary: Plan | HolmesError) -> Modes:
+def _modes(known: _ModePlacements, best: IslandRound | str, ordinary: Plan | HolmesError) -> Modes:
     """Return the modes on the present networks, fastest first, and the fastest mode on each other network."""
-    problem = read_problem(ways.inventory, ways.together)
-    prices = {mode: price_way(problem, way) for mode, (_, way) in fastest_of_each(problem, ways.ordinary).items()}
+    problem = read_problem(known.inventory, known.together)
+    fastest = fastest_of_each(problem, known.ordinary)
+    prices = {mode: price_placement(problem, placement) for mode, (_, placement) in fastest.items()}
     prices["islands"] = _islands_price(best)
     nothing = ordinary.what if isinstance(ordinary, HolmesError) else "no placement of it was found that comes near"
     missing = (ModePrice(mode=mode, why=nothing) for mode in get_args(Mode) if mode not in prices)
     ranked = sorted((*prices.values(), *missing), key=lambda price: -(price.tokens_per_s or 0.0))
-    longer = longer_round(ways.islands, ranked[0].tokens_per_s or 0.0)
+    longer = longer_round(known.islands, ranked[0].tokens_per_s or 0.0)
     chosen = best if isinstance(best, IslandRound) else None
-    settings = tuple(setting_prices(ways.islands.own_rounds[0], chosen))
-    return Modes(prices=tuple(ranked), settings=settings, longer_round=longer, by_network=tuple(_by_network(ways)))
+    settings = tuple(setting_prices(known.islands.own_rounds[0], chosen))
+    return Modes(prices=tuple(ranked), settings=settings, longer_round=longer, by_network=tuple(_by_network(known)))
 
 
 def _islands_price(best: IslandRound | str) -> ModePrice:
@@ -243,14 +244,14 @@ def _islands_price(best: IslandRound | str) -> ModePrice:
     )
 
 
-def _by_network(ways: _ModePlacements) -> Iterator[BestMode]:
+def _by_network(known: _ModePlacements) -> Iterator[BestMode]:
     """Yield the fastest mode for each rate and latency between clusters. Islands must be faster than all others."""
-    if len(ways.inventory.clusters) < 2 or ways.inventory.shared is None:
+    if len(known.inventory.clusters) < 2 or known.inventory.shared is None:
         return
     for mbps in BANDWIDTHS_MBPS:
         for latency_s in LATENCIES_S:
             rate = bytes_per_s_from_mbps(mbps)
-            found = _tokens_per_s(ways, with_uniform_links(ways.inventory, rate, latency_s))
+            found = _tokens_per_s(known, with_uniform_links(known.inventory, rate, latency_s))
             if found:
                 yield _best_mode(rate, latency_s, sorted(found.items(), key=lambda each: -each[1]))
 
@@ -263,12 +264,12 @@ def _best_mode(rate: float, latency_s: float, ranked: Sequence[tuple[Mode, float
     )
 
 
-def _tokens_per_s(ways: _ModePlacements, inventory: Inventory) -> dict[Mode, float]:
+def _tokens_per_s(known: _ModePlacements, inventory: Inventory) -> dict[Mode, float]:
     """Return the tokens/s of each possible mode on the networks of `inventory`."""
-    job, problem = ways.together, read_problem(inventory, ways.together)
+    job, problem = known.together, read_problem(inventory, known.together)
     tokens = job.global_batch_size * job.model.seq_length
-    found = {mode: tokens / step_s for mode, (step_s, _) in fastest_of_each(problem, ways.ordinary).items()}
-    best = ways.islands.best_round_on(inventory)
+    found = {mode: tokens / step_s for mode, (step_s, _) in fastest_of_each(problem, known.ordinary).items()}
+    best = known.islands.best_round_on(inventory)
     if isinstance(best, IslandRound):
         found["islands"] = best.cost.tokens_per_s * (1 - RELATIVE_TOLERANCE)
     return found

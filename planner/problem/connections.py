@@ -29,7 +29,7 @@ ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as with virtual N
 ALIKE = 1.25  # times the rate of another: hosts whose rates are nearer than about that count as equally fast
 ENOUGH = 0.95  # of the best rate: more streams than it takes to get this only cost memory and processor
 
-Way = Sequence[Link]
+PathTests = Sequence[Link]
 """One pair of hosts and direction, with different numbers of streams."""
 
 
@@ -159,13 +159,13 @@ def encryption_limits(inventory: Inventory) -> Mapping[str, float]:
     return {name: limit for name, limit in limits.items() if limit < inf}
 
 
-def limited_by_encryption(inventory: Inventory) -> list[Way]:
+def limited_by_encryption(inventory: Inventory) -> list[PathTests]:
     """Return the paths in tunnels that passed clearly less than the same path in the clear had room for."""
     mtus = _mtus(inventory)
     between = [link for link in inventory.links if link.kind == "between" and link.method != "ib_write_bw"]
     clear = {_ends(way): _rate(way) for way in _ways(link for link in between if not link.tunnel)}
 
-    def room(way: Way) -> float:
+    def room(way: PathTests) -> float:
         sizes = [mtus.get(end) for end in zip(way[0].hosts, way[0].devices, strict=True)]
         return clear[_ends(way)] * _tunnel_share(min((mtu for mtu in sizes if mtu is not None), default=None))
 
@@ -173,7 +173,7 @@ def limited_by_encryption(inventory: Inventory) -> list[Way]:
     return [way for way in known if _rate(way) < NEAR_PORTS * room(way)]
 
 
-def _ends(way: Way) -> tuple[object, ...]:
+def _ends(way: PathTests) -> tuple[object, ...]:
     """Return the ends and the direction, the same in a tunnel or not."""
     return way[0].network, way[0].hosts, way[0].devices, way[0].direction
 
@@ -193,7 +193,7 @@ def _payload_bytes_per_s(trunk: Trunk) -> float:
     return trunk.bandwidth_bytes_per_s * (tcp_payload_share(None) if trunk.source == "hosts.yaml" else 1.0)
 
 
-def _worst(inventory: Inventory, ways: Sequence[Way], port_rate: PortRate, part: float) -> MeasuredLink:
+def _worst(inventory: Inventory, ways: Sequence[PathTests], port_rate: PortRate, part: float) -> MeasuredLink:
     """Return the worst of what was measured between any two clusters; trunks that hosts.yaml states are their own."""
     slowest = min(ways, key=_rate)
     rate, kind = _rate_and_kind(slowest, port_rate)
@@ -233,27 +233,27 @@ def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: 
     )
 
 
-def _ways(links: Iterable[Link]) -> list[Way]:
+def _ways(links: Iterable[Link]) -> list[PathTests]:
     ways: defaultdict[object, list[Link]] = defaultdict(list)
     for link in links:
         ways[link.way].append(link)
     return list(ways.values())
 
 
-def _rate(way: Way) -> float:
+def _rate(way: PathTests) -> float:
     """Return the bytes/s at the best number of streams."""
     return max(link.bandwidth_bytes_per_s.median for link in way)
 
 
-def _ports_rate(way: Way, port_rate: PortRate) -> float | None:
+def _ports_rate(way: PathTests, port_rate: PortRate) -> float | None:
     """Return bytes/s of the slower port with a known rate; None if neither is known."""
     rates = (port_rate(way[0], end) for end in (0, 1))
     return min((rate for rate in rates if rate is not None), default=None)
 
 
-def _slower_directions(links: Iterable[Link]) -> dict[tuple[str, str], Way]:
+def _slower_directions(links: Iterable[Link]) -> dict[tuple[str, str], PathTests]:
     """Return the slower direction of each pair of hosts."""
-    pairs: defaultdict[tuple[str, str], list[Way]] = defaultdict(list)
+    pairs: defaultdict[tuple[str, str], list[PathTests]] = defaultdict(list)
     for way in _ways(links):
         pairs[way[0].hosts].append(way)
     return {hosts: min(ways, key=_rate) for hosts, ways in pairs.items()}
@@ -284,18 +284,18 @@ def _by_host(pairs: Mapping[tuple[str, str], tuple[float, str]], part: float) ->
     }
 
 
-def _rate_and_kind(way: Way, port_rate: PortRate) -> tuple[float, str]:
+def _rate_and_kind(way: PathTests, port_rate: PortRate) -> tuple[float, str]:
     """Return bytes/s, and the cause: the ports are the limit, or the path is, or the port's rate is wrong."""
     measured, ports = _rate(way), _ports_rate(way, port_rate)
     if ports is None:
-        return measured, "way"
+        return measured, "path"
     if measured >= ABOVE_PORTS * ports:
         return measured, "raised"
     ceiling = min(TOOL_CEILING_BYTES_PER_S[link.method] for link in way)
-    return measured, "ports" if measured >= NEAR_PORTS * min(ports, ceiling) else "way"
+    return measured, "ports" if measured >= NEAR_PORTS * min(ports, ceiling) else "path"
 
 
-def _fewest_streams(way: Way) -> int:
+def _fewest_streams(way: PathTests) -> int:
     """Return the fewest streams that get about the best rate."""
     best = _rate(way)
     return min(link.streams for link in way if link.bandwidth_bytes_per_s.median >= ENOUGH * best)

@@ -111,16 +111,16 @@ def _explore_sharded(state: SearchState, misfits: Sequence[Candidate]) -> Search
 
     A candidate that also fits without it is no slower that way. Bounds of candidates that cannot win count as open.
     """
-    beside, branches = state.beside(), list[Branch]()
+    later, branches = state.later(), list[Branch]()
     for misfit in misfits:
         least_s = state.early.compute_s(misfit)  # sharing weights makes no step shorter
         if not state.beats_incumbent(least_s):
-            beside.leave_open(least_s)
+            later.leave_open(least_s)
         else:
             branches += _sharded_branches(state, misfit)
-    beside.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
-    explore(beside, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
-    return beside
+    later.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
+    explore(later, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
+    return later
 
 
 def _explore_all(

@@ -97,7 +97,7 @@ class SearchState:
         self._relaxations: dict[Key, LowerBounds] = {}
         self._cluster_sets: dict[Key, ClusterSets] = {}
 
-    def beside(self) -> SearchState:
+    def later(self) -> SearchState:
         """Return a search for placements that beat the incumbent, in the remaining time."""
         other = SearchState(self.problem, max(0.0, self._deadline_s - time.monotonic()))
         other.early, other.incumbent_s, other.incumbent = self.early, self.incumbent_s, self.incumbent
