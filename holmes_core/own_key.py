@@ -1,6 +1,6 @@
 """This user's signature on files that this user's Holmes wrote here, by a key in the user's state folder.
 
-Anybody can compute a digest: it shows only that a file is as it was written. The signature shows who wrote it.
+Anyone can compute a digest, which shows only that a file has not changed. The signature shows who wrote it.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ def is_limited(keys: set[int]) -> bool:
 
 
 def full_member_indices(tables: Tables) -> dict[str, int] | None:
-    """Return by host the index at which all its ports are full members of one partition, the same for all hosts.
+    """Return, by host, the index at which all its ports are full members of the one partition of all hosts.
 
-    None where there is no such partition, or several: only the fabric's owner knows which one is meant.
+    None if there is no such partition, or several, since only the fabric's owner knows the right one.
     """
     of_hosts = [_indices(ports) for ports in tables.values()]
     if not of_hosts or not all(tables.values()):
@@ -41,7 +41,7 @@ def full_member_indices(tables: Tables) -> dict[str, int] | None:
 
 
 def _indices(ports: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Return by full member's key the lowest index that it has in the tables of all `ports`."""
+    """Return, by full member's key, its lowest common index in the tables of all `ports`."""
     found: dict[int, int] = {}
     for index, entries in enumerate(zip(*ports, strict=False)):
         if len(set(entries)) == 1 and entries[0] & FULL_MEMBER:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 MIB = 1024**2
 GIB = 1024**3
@@ -36,7 +36,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_loss(loss: float | None) -> str:
-    """Return `1.2346`; None is a loss that is no finite number."""
+    """Return `1.2346`; None is a loss that is not finite."""
     return "not finite" if loss is None else f"{loss:.4f}"
 
 
@@ -67,3 +67,14 @@ def format_names(names: Sequence[str], most: int) -> str:
     """Return all names, or the first `most` and the number of the rest: `a1, a2 and 6 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+SOON_S = 60.0  # younger measurements count as new
+
+
+def measured_ago(moments_s: Iterable[float | None], now_s: float | None) -> str:
+    """Return `3.0 days ago` for the oldest moment; nothing if none is known or all are less than a minute old."""
+    known = [moment for moment in moments_s if moment is not None]
+    if not known or now_s is None or now_s - min(known) < SOON_S:
+        return ""
+    return f"{format_duration(now_s - min(known))} ago"

@@ -17,18 +17,13 @@ T = TypeVar("T")
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NICENESS = 5  # of a child, so that many of them do not slow this process down
 FORKS_SAFELY = sys.platform == "linux"
-PATIENCE_S = 60.0  # for a result: very rarely, a child forked from a process with threads finds a lock held for ever
 
 
 class BackgroundCall(Generic[T]):
-    """`work()` in a child that shares this process's memory as it is now. Leaving the context ends it.
+    """`work()` in a child that shares this process's memory as it is now. Leaving the context ends it."""
 
-    `result` does the work here if there is no child, since only Linux forks safely, or if the child failed: for lack of
-    memory, with an exception, or without an answer for `patience_s`.
-    """
-
-    def __init__(self, work: Callable[[], T], patience_s: float = PATIENCE_S) -> None:
-        self._work, self._patience_s = work, patience_s
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
         self._read: Connection | None = None
 
     def __enter__(self) -> BackgroundCall[T]:
@@ -41,21 +36,17 @@ class BackgroundCall(Generic[T]):
             write.close()
         return self
 
-    def result(self) -> T:
-        """Return the result of `work`."""
-        return received[0] if (received := self._receive(self._patience_s)) else self._work()
-
     def result_within(self, seconds: float) -> T | None:
-        """Return the result of `work`, or None if a child has not sent it within `seconds`."""
+        """Return the result of `work`, or None if the child failed or has not sent it within `seconds`.
+
+        Without a child, since only Linux forks safely, the work is done here.
+        """
         if self._read is None:
             return self._work()
-        return received[0] if (received := self._receive(seconds)) else None
-
-    def _receive(self, within_s: float) -> tuple[T] | None:
-        """Return the child's result in a tuple, or None if it does not arrive in time."""
-        if self._read is not None and self._read.poll(within_s):
+        if self._read.poll(seconds):
             with contextlib.suppress(EOFError):
-                return (self._read.recv(),)
+                received: T = self._read.recv()
+                return received
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

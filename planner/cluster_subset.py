@@ -1,4 +1,4 @@
-"""An inventory of some clusters alone, on which an island is planned like any other job."""
+"""The inventory of some clusters, on which an island is planned like any other job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holmes_core.records.inventory import Inventory
 
 
 class IslandInventory(Inventory):
-    """The clusters of one island, which may be a single one: the tunnel then leads to the others."""
+    """The clusters of one island. Even a single one encrypts, since the tunnel leads to other islands."""
 
     @property
     def encrypts(self) -> bool:
@@ -17,9 +17,9 @@ class IslandInventory(Inventory):
 
 
 def only_clusters(inventory: Inventory, names: Collection[str]) -> IslandInventory:
-    """Return the inventory with the clusters of these names, their hosts, and what joins them, alone.
+    """Return the inventory with only these clusters, their hosts, and the networks that join them.
 
-    Several clusters keep all links between any two: of those, pairs that were not measured have the worst.
+    Several clusters keep the links between all clusters, since pairs that were not measured count as the worst of them.
     """
     clusters = tuple(cluster for cluster in inventory.clusters if cluster.name in names)
     kept = {host for cluster in clusters for host in cluster.hosts}
@@ -44,6 +44,6 @@ def only_clusters(inventory: Inventory, names: Collection[str]) -> IslandInvento
 
 
 def training_clusters(inventory: Inventory) -> list[str]:
-    """Return the clusters but those whose hosts are to train nothing, as a tunnel's hub with `gpus: []`."""
+    """Return the clusters without those whose hosts train nothing, such as a tunnel's hub with `gpus: []`."""
     idle = {host.name for host in inventory.hosts if host.gpus_stated == ()}
     return [cluster.name for cluster in inventory.clusters if not idle.issuperset(cluster.hosts)]

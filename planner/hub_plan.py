@@ -1,4 +1,4 @@
-"""The plan of one run on clusters that a hub joins: the hub relays between islands only, so the run has one cluster."""
+"""The plan of one run on clusters that a hub joins. The hub relays between islands only, so one cluster trains."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def fastest_alone(
     step_s: Callable[[Planned], float],
     time_limit_s: float,
 ) -> Planned:
-    """Return what `make` gives for the cluster whose step is shortest, each alone and in an equal part of the limit.
+    """Return the result of `make` for the cluster with the shortest step; each cluster gets an equal part of the limit.
 
-    Raises HolmesError where no cluster has a plan: why the first has none.
+    Raises:
+        HolmesError: No cluster has a plan. It is the error of the first one.
     """
     found, faults = list[Planned](), list[HolmesError]()
     names = training_clusters(inventory) or [cluster.name for cluster in inventory.clusters]
@@ -39,7 +40,7 @@ def fastest_alone(
 def plan_alone(
     make: Callable[[Inventory, float, Path | None], Plan], inventory: Inventory, time_limit_s: float, lp: Path | None
 ) -> Plan:
-    """Return the fastest of the plans in one cluster, made again where `lp` is to get its integer program."""
+    """Return the fastest plan in a single cluster. If `lp` names a file for its integer program, it is made again."""
     best = fastest_alone(
         inventory, lambda one, part_s: make(one, part_s, None), lambda plan: plan.prediction.step_s, time_limit_s
     )

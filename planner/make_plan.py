@@ -12,14 +12,7 @@ from holmes_core.errors import HolmesError
 from holmes_core.measured_networks import relayed_pairs
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
-from holmes_core.records.plan import (
-    Alternative,
-    Order,
-    Plan,
-    Prediction,
-    SolveReport,
-    SourceFile,
-)
+from holmes_core.records.plan import Alternative, Order, Plan, Prediction, SolveReport, SourceFile
 from planner.background import BackgroundCall
 from planner.cost.fill import fill_of
 from planner.hub_plan import fastest_alone, plan_alone
@@ -78,7 +71,10 @@ def make_plan(
     order with its best degrees is a contender too, so that no plan is slower than it; with `order` "usual" it is the
     plan. If the limit ended the search, the best placement in each single cluster is a contender as well. `lp` names a
     file for the certifying integer program. If the expert or context parallel degree is free, each one is planned, and
-    the fastest plan's job fixes its own. Raises HolmesError with the cause and a remedy.
+    the fastest plan's job fixes its own.
+
+    Raises:
+        HolmesError: The job contradicts itself, nothing fits, or a rate is not known.
     """
     sources = inventory_source, job_source
     if relayed_pairs(inventory):
@@ -148,7 +144,7 @@ class _Searched:
 
 
 def _search(inventory: Inventory, progress: Progress | None, job: Job, time_limit_s: float) -> _Searched:
-    """Search the placements of `job`. Raises HolmesError if nothing fits or a rate is not known."""
+    """Search the placements of `job`."""
     left = TimeLeft(time_limit_s)
     problem = read_problem(inventory, job)
     require_rates(problem)
@@ -164,7 +160,7 @@ def _plan_searched(
 ) -> Plan | None:
     """Return the verified plan of a search result; None if its step would exceed `within_s`.
 
-    `sources`: the files of the inventory and the job. Raises HolmesError as `make_plan` does.
+    `sources`: the files of the inventory and the job.
     """
     problem, result, left = searched.problem, searched.result, TimeLeft(searched.left_s)
     writing_s = _writing_s(problem, searched.time_limit_s)
@@ -177,7 +173,8 @@ def _plan_searched(
         if found is None:
             return None
         written, compared = found
-    placement_s = _placement_s(problem, written)
+    layers, shares = written.placement.layers, (written.layout.ranks, written.placement.microbatches)
+    placement_s = price_ranks_s(problem, _candidate_run(written), layers, *shares)
     certificate = None
     if order == "holmes" or lp:
         certificate = _certify(problem, result, written, placement_s, left.less(writing_s), lp)
@@ -203,8 +200,12 @@ def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float, within_s
     return best_step_s(problem, contenders) if contenders else inf
 
 
-def planned_anew(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, WrittenPlan]:
-    """Return the placement that `planned_step_s` prices, written out, and its problem. Raises the same HolmesError."""
+def plan_quickly(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, WrittenPlan]:
+    """Return the placement that `planned_step_s` prices, written out, and its problem.
+
+    Raises:
+        HolmesError: As in `planned_step_s`.
+    """
     left = TimeLeft(time_limit_s)
     problem, contenders = _few_contenders(inventory, job, time_limit_s)
     return problem, write_best(problem, contenders, left)[0]
@@ -303,12 +304,6 @@ def _certify(
 def _candidate_run(written: WrittenPlan) -> Candidate:
     """Return the candidate with the fill of the schedule that is run."""
     return written.placement.candidate._replace(fill=fill_of(written.layout.mode.schedule))
-
-
-def _placement_s(problem: Problem, written: WrittenPlan) -> float:
-    """Return the closed form of the ranks as they were written out."""
-    candidate, placement = _candidate_run(written), written.placement
-    return price_ranks_s(problem, candidate, placement.layers, written.layout.ranks, placement.microbatches)
 
 
 def _report(

@@ -13,7 +13,7 @@ from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles, show_t
 from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
-from holmes_core.hosts.transport_option import node_reached_by, reached_by
+from holmes_core.hosts.transport_option import reached_by
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan
@@ -73,10 +73,7 @@ def run_islands(
 
     `started` calls its argument, perhaps once the GPUs are free.
     """
-    islands, hub = tuple(reached_by(each, via) for each in plan.islands), plan.tunnel_hub
-    if hub is not None:
-        hub = hub.model_copy(update={"node": node_reached_by(hub.node, via)})
-    reached = plan.model_copy(update={"islands": islands, "tunnel_hub": hub})
+    reached = reached_by(plan, via)
 
     def start() -> Run:
         try:

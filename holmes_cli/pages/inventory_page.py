@@ -10,10 +10,9 @@ from holmes_cli.pages.picture_box import Box
 from holmes_cli.pages.render import render
 from holmes_cli.screen.rail_table import rail_rows
 from holmes_cli.screen.show_inventory import trunk_cells
-from holmes_core.measured_ago import measured_ago
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory, Network, Severity
 from holmes_core.records.link import Link
-from holmes_core.units import format_memory, format_rate, format_seconds
+from holmes_core.units import format_memory, format_rate, format_seconds, measured_ago
 
 HOST_WIDTH, HOST_HEIGHT, GAP = 150, 78, 14
 HOSTS_A_ROW = 7

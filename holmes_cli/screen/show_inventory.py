@@ -11,11 +11,10 @@ from rich.text import Text
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.rail_table import HEADINGS, Row, rail_rows
 from holmes_cli.screen.terminal import out
-from holmes_core.measured_ago import measured_ago
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory
 from holmes_core.records.link import Link, Trunk
-from holmes_core.units import format_memory, format_names, format_rate, format_seconds
+from holmes_core.units import format_memory, format_names, format_rate, format_seconds, measured_ago
 from prober.differences import Difference, peer_differences
 
 _SEVERITIES = {"F": ("refuses launch", "bold red"), "W": ("warning", "yellow"), "I": ("note", "dim")}

@@ -29,12 +29,11 @@ from planner.advice.assumed_speeds import assumed_speed_sentence, dense_layers_s
 from planner.advice.cluster_spans import cluster_spans
 from planner.advice.explain import HostBlock, bottleneck, host_blocks, ranges, shares_sentence, tasklets
 from planner.advice.left_out import left_out_sentences
-from planner.advice.measured_spread import spread_sentence
 from planner.advice.unknown_hosts import unknown_host_sentences
-from planner.advice.unmeasured_wire import unmeasured_wire_sentence
 from planner.advice.unsaved_work import unevaluated_sentences, unsaved_sentences
 from planner.advice.unused_fabric import unused_fabric_sentences
 from planner.advice.utilisation import predicted_mfu
+from planner.advice.wire_rates import spread_sentence, unmeasured_wire_sentence
 from planner.cost.codec_loss import loss_words
 from planner.cost.engines import engine_of
 

@@ -1,6 +1,6 @@
-"""The nodes of the Slurm job this process runs in, as Slurm's own variables name them.
+"""The nodes of the Slurm job in which this process runs, from Slurm's own variables.
 
-Source: Slurm 22.05, sbatch(1) and srun(1), "OUTPUT ENVIRONMENT VARIABLES"; heterogeneous_jobs; seen on Slurm 22.05.8.
+Source: Slurm 22.05, sbatch(1) and srun(1), "OUTPUT ENVIRONMENT VARIABLES"; heterogeneous_jobs; checked on 22.05.8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_in_allocation(environ: Mapping[str, str]) -> bool:
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> dict[str, int | None]:
-    """Return Slurm's names of the job's nodes, in its order, each with its component of a heterogeneous job, or None.
+    """Return Slurm's names of the job's nodes, in order, with the component of a heterogeneous job, else None.
 
     Raises:
         HolmesError: This is not inside a job, or a component's list is missing.
@@ -37,7 +37,7 @@ def allocated_nodes(environ: Mapping[str, str]) -> dict[str, int | None]:
 
 
 def allocation_hosts(environ: Mapping[str, str]) -> HostsFile:
-    """Return the job's nodes as hosts.yaml would list them, reached by job steps that use this process's Python."""
+    """Return the job's nodes as in hosts.yaml, reached by job steps that use this process's Python."""
     hosts = tuple(HostEntry(name=name) for name in allocated_nodes(environ))
     return HostsFile(hosts=hosts, transport="slurm", python=sys.executable)
 

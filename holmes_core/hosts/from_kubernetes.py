@@ -50,7 +50,7 @@ class _Node(_Foreign):
 
     @property
     def unfit(self) -> str | None:
-        """The reason why Kubernetes would schedule no pod there; None where it would."""
+        """The reason why Kubernetes would schedule no pod there; None if it would."""
         if self.spec.unschedulable:
             return "cordoned"
         ready = next((each.status for each in self.status.conditions if each.type == "Ready"), "True")
@@ -68,7 +68,11 @@ class _Nodes(_Foreign):
 
 
 def hosts_from_kubernetes(text: str, source: str) -> Imported:
-    """Return the nodes that are ready and take pods, by name. Raises HolmesError naming `source`, key and value."""
+    """Return the nodes that are ready and take pods.
+
+    Raises:
+        HolmesError: The text is something else. It names `source`, key and value.
+    """
     data = parse_foreign_json(text, source)
     is_one = isinstance(data, dict) and data.get("kind") == "Node"
     nodes = (parse(_Node, data, source),) if is_one else parse(_Nodes, data, source).items

@@ -76,7 +76,7 @@ def _unfit(state: str) -> str | None:
 
 
 def _above(switches: Iterable[Mapping[str, str]], source: str) -> Mapping[str, tuple[str, ...]]:
-    """Return by node the switches above it, nearest first. Of several above one switch, the first listed counts."""
+    """Return, by node, the switches above it, nearest first. If a switch has several above it, the first counts."""
     parents: dict[str, str] = {}
     leaves: dict[str, str] = {}
     count = 0
@@ -92,7 +92,7 @@ def _above(switches: Iterable[Mapping[str, str]], source: str) -> Mapping[str, t
 
 
 def _chain(leaf: str, parents: Mapping[str, str], source: str) -> Iterator[str]:
-    """Yield the switch and all above it. Raises HolmesError for a loop."""
+    """Yield the switch and all switches above it, which must not form a loop."""
     seen: set[str] = set()
     switch: str | None = leaf
     while switch is not None:

@@ -25,7 +25,11 @@ class _Graph(Record, extra="ignore"):
 
 
 def hosts_from_topograph(text: str, source: str) -> Imported:
-    """Return the instances by id. Raises HolmesError naming `source`, key and value."""
+    """Return the instances by id.
+
+    Raises:
+        HolmesError: The text is something else. It names `source`, key and value.
+    """
     instances = parse(_Graph, parse_foreign_json(text, source), source).instances
     domains = nvlink_domains(instance.labels for instance in instances)
     machines = [

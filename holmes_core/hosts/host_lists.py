@@ -104,12 +104,12 @@ def _settings(settings: list[str], where: str) -> str | None:
 
 def _check_count(value: str, shown: str, where: str, hint: str) -> None:
     if not re.fullmatch(r"[0-9]{1,4}", value) or not 1 <= int(value) <= MAX_SLOTS:
-        _refuse(where, f"{shown} is no number of processes from 1 to {MAX_SLOTS}", hint)
+        _refuse(where, f"{shown} is not a number of processes from 1 to {MAX_SLOTS}", hint)
 
 
 def _check_user(user: str, where: str) -> None:
     if not _USER.fullmatch(user):
-        _refuse(where, f"{user!r} is no user name", "use letters, digits, `.`, `_` and `-`")
+        _refuse(where, f"{user!r} is not a valid user name", "use letters, digits, `.`, `_` and `-`")
 
 
 def _refuse(where: str, problem: str, hint: str) -> NoReturn:

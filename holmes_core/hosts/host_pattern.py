@@ -59,7 +59,7 @@ def expand_pattern(text: str) -> tuple[str, ...]:
     seen: set[str] = set()
     for name in names:
         if len(name) > NAME_LENGTH or not re.fullmatch(NAME_PATTERN, name):
-            _refuse(text, None, f"{name!r} is no host name", "a name begins and ends with a letter or digit")
+            _refuse(text, None, f"{name!r} is not a valid host name", "a name begins and ends with a letter or digit")
         if name in seen:
             _refuse(text, None, f"{name} is listed twice", "take one of them out")
         seen.add(name)
@@ -93,7 +93,7 @@ def _numbers(text: str, position: int, inside: str) -> Iterator[_Numbers]:
     for part in inside.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
-            _refuse(text, position, f"{part!r} is no number and no range", "write numbers as in `node[01-04,7]`")
+            _refuse(text, position, f"{part!r} is neither a number nor a range", "write numbers as in `node[01-04,7]`")
         low, high = match[1], match[2] or match[1]
         if int(low) > int(high):
             _refuse(text, position, f"{part} runs backwards", f"write {high}-{low}")

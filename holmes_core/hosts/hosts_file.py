@@ -110,7 +110,7 @@ def _entry(value: Any) -> Any:
 def expand_entries(entries: Iterable[Any]) -> Iterator[Any]:
     """Yield the entries of `hosts:`. An entry whose name is a pattern is repeated for every host of the pattern.
 
-    `address` may be a pattern of as many addresses, taken in order. A malformed entry passes, to be refused later.
+    `address` may be a pattern of as many addresses, taken in order. A malformed entry is yielded, and refused later.
 
     Raises:
         HolmesError: A pattern is malformed.
@@ -126,7 +126,7 @@ def expand_entries(entries: Iterable[Any]) -> Iterator[Any]:
 
 
 def _addresses(name: str, count: int, address: Any) -> tuple[str | None, ...]:
-    """Return one address for each of the `count` hosts of pattern `name`, None where there are none."""
+    """Return one address for each of the `count` hosts of pattern `name`; None for each if there are none."""
     if address is None:
         return (None,) * count
     addresses = expand_pattern(str(address))
@@ -240,7 +240,7 @@ def read_hosts_file(path: Path) -> HostsFile:
 
 
 def _with_full_paths(record: Section, keys: Sequence[str], path: Path, prefix: str = "") -> Section:
-    """Return the record with absolute paths for the files that `keys` name. Raises HolmesError for a missing file."""
+    """Return the record with absolute paths for the files that `keys` name, which must exist."""
     updates = {}
     for key in keys:
         value = getattr(record, key)

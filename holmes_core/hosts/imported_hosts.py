@@ -33,7 +33,7 @@ class Machine:
 
     name: str
     address: str | None = None
-    has_gpus: bool | None = None  # None where the list has no such fact
+    has_gpus: bool | None = None  # None if the list does not show it
     unfit: str | None = None  # the reason why it cannot be used now, `DRAIN`
     network: tuple[str, ...] = ()  # switches above it, nearest first
     nvlink: str | None = None
@@ -49,7 +49,7 @@ class Imported:
 
 
 def take_machines(machines: Iterable[Machine], source: str) -> Imported:
-    """Return the usable machines. Those without GPUs are left out where others are known to have some.
+    """Return the usable machines. Those without GPUs are left out if others are known to have some.
 
     Raises:
         HolmesError: A name or address is impossible, a name is listed twice, or no machine is left. It names `source`.
@@ -78,12 +78,16 @@ def take_machines(machines: Iterable[Machine], source: str) -> Imported:
 
 
 def hosts_yaml(hosts: HostsFile, source: str) -> str:
-    """Return the text of hosts.yaml, with its source in the header. Raises HolmesError where it would be too large."""
+    """Return the text of hosts.yaml, with its source in the header.
+
+    Raises:
+        HolmesError: The text would be too large.
+    """
     data = {"hosts": [_plain(entry) for entry in hosts.hosts]}
     named = re.sub(r"[^ -~]", "?", source)
     text = _HEADER.format(source=named) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120)
     if len(text.encode()) > MAX_YAML_BYTES:
-        raise HolmesError(f"{source}: hosts.yaml would be of {len(text.encode())} bytes", "import the hosts in parts")
+        raise HolmesError(f"{source}: hosts.yaml would have {len(text.encode())} bytes", "import the hosts in parts")
     return text
 
 
@@ -110,7 +114,7 @@ def _check(machine: Machine, source: str) -> None:
     """
     if len(machine.name) > NAME_LENGTH or not re.fullmatch(NAME_PATTERN, machine.name):
         raise HolmesError(
-            f"{source}: {machine.name[:MAX_CHARACTERS]!r} is no host name", "take that machine out of the list"
+            f"{source}: {machine.name[:MAX_CHARACTERS]!r} is not a valid host name", "take that machine out of the list"
         )
     address = machine.address
     if address is None or re.fullmatch(NAME_PATTERN, address):
@@ -119,7 +123,7 @@ def _check(machine: Machine, source: str) -> None:
     try:
         has_scope = bool(getattr(ipaddress.ip_address(address), "scope_id", None))
     except ValueError:
-        what = f"{source}: {machine.name}: {address[:MAX_CHARACTERS]!r} is no address"
+        what = f"{source}: {machine.name}: {address[:MAX_CHARACTERS]!r} is not an address"
         raise HolmesError(what, hint) from None
     if has_scope:  # the scope names one of the machine's own interfaces, and may hold any text
         what = f"{source}: {machine.name}: address {address[:MAX_CHARACTERS]!r} holds on that machine alone"

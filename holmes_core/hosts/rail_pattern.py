@@ -16,7 +16,11 @@ _PORT = re.compile(r"[0-9]{1,3}")
 
 
 def checked_rail_pattern(text: str) -> str:
-    """Return `text` if it is a pattern. Raises ValueError naming the wrong part."""
+    """Return `text` if it is a pattern.
+
+    Raises:
+        ValueError: It is malformed. The message names the wrong part.
+    """
     _compiled(text)
     return text
 
@@ -35,7 +39,7 @@ def named_by(patterns: Iterable[str], device: str, port: int) -> bool:
 def _compiled(text: str) -> re.Pattern[str]:
     device, colon, port = text.partition(":")
     if colon and not _PORT.fullmatch(port):
-        raise ValueError(f"{text!r}: {port!r} is no port number; write `mlx5_0:1`, or the device alone")
+        raise ValueError(f"{text!r}: {port!r} is not a port number; write `mlx5_0:1`, or the device alone")
     parts, position = [], 0
     while position < len(device):
         piece = _PIECE.match(device, position)
@@ -62,7 +66,7 @@ def _numbers(text: str, inside: str) -> Iterable[str]:
     for part in inside.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise ValueError(f"{text!r}: {part!r} is no number and no range; write `mlx5_[0-3,8]`")
+            raise ValueError(f"{text!r}: {part!r} is neither a number nor a range; write `mlx5_[0-3,8]`")
         low, high = match[1], match[2] or match[1]
         if int(low) > int(high):
             raise ValueError(f"{text!r}: {part} runs backwards; write {high}-{low}")

@@ -1,4 +1,4 @@
-"""Slurm's topology.conf from an inventory: one switch per cluster, above the switches of hints where these form a tree.
+"""Slurm's topology.conf from an inventory: one switch per cluster, above the switches of hints if these form a tree.
 
 Source: topology.conf(5) of Slurm 22.05. A switch has nodes or switches below it, not both. Jobs span only nodes that a
 switch joins, so one switch stands above all clusters. Hosts that were not reached are below it too.
@@ -58,7 +58,7 @@ def slurm_topology(inventory: Inventory) -> str:
 
 
 def _slurm_name(host: Host) -> str:
-    """Return Slurm's name for the host: its address where it is reached through Slurm, else its name."""
+    """Return Slurm's name for the host: its address if it is reached through Slurm, else its name."""
     by_slurm = host.access.transport == "slurm" and host.access.address
     return by_slurm or host.name
 
@@ -94,5 +94,5 @@ def _lines(paths: Mapping[str, Path]) -> Iterator[str]:
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """Return the name, with as many `x` added as it takes to be unused."""
+    """Return the name, with `x` added until it is unused."""
     return _free(f"{name}x", taken) if name in taken else name

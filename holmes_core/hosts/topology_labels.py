@@ -32,7 +32,7 @@ _NVLINK: tuple[tuple[str, ...], ...] = (
 
 
 def switches_of(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the switches above a machine, nearest first; empty where no label names any."""
+    """Return the switches above a machine, nearest first; empty if no label names any."""
     for levels in _NETWORKS:
         found = [switch for keys in levels if (switch := _first(labels, keys))]
         if found:

@@ -1,11 +1,15 @@
-"""`--via slurm`: the transport to all hosts, in place of the one in hosts.yaml."""
+"""`--via slurm`: a transport to all hosts that replaces the one in hosts.yaml."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.hosts_file import HostsFile
 from holmes_core.records.access import TransportName
-from holmes_core.records.plan import Node, Plan
+from holmes_core.records.plan import IslandsPlan, Node, Plan
+
+AnyPlan = TypeVar("AnyPlan", Plan, IslandsPlan)
 
 
 def checked_via(via: str) -> TransportName:
@@ -28,16 +32,17 @@ def hosts_reached_by(hosts: HostsFile, via: str | None) -> HostsFile:
     return hosts.model_copy(update={"transport": transport, "hosts": entries})
 
 
-def reached_by(plan: Plan, via: str | None) -> Plan:
-    """Return the plan with that transport to every node."""
+def reached_by(plan: AnyPlan, via: str | None) -> AnyPlan:
+    """Return the plan with that transport to every node, the tunnel's hub included. Slurm uses the hosts' names."""
     if via is None:
         return plan
-    return plan.model_copy(update={"nodes": tuple(node_reached_by(node, via) for node in plan.nodes)})
-
-
-def node_reached_by(node: Node, via: str | None) -> Node:
-    """Return the node with that transport. Slurm knows it by its host's name."""
-    if via is None:
-        return node
     access = {"transport": checked_via(via), "address": None}
-    return node.model_copy(update={"access": node.access.model_copy(update=access)})
+
+    def reached(node: Node) -> Node:
+        return node.model_copy(update={"access": node.access.model_copy(update=access)})
+
+    if isinstance(plan, Plan):
+        return plan.model_copy(update={"nodes": tuple(map(reached, plan.nodes))})
+    hub = plan.tunnel_hub and plan.tunnel_hub.model_copy(update={"node": reached(plan.tunnel_hub.node)})
+    islands = tuple(reached_by(island, via) for island in plan.islands)
+    return plan.model_copy(update={"islands": islands, "tunnel_hub": hub})

@@ -58,14 +58,14 @@ class Access(Record):
 
     @property
     def python_in_words(self) -> str:
-        """The host's Python with its shell line and its container, for messages."""
+        """The host's Python, with its shell line and container, for messages."""
         after = f" after `{self.activate}`" if self.activate else ""
         inside = f" in {self.container.engine} image {self.container.image}" if self.container else ""
         return f"`{self.python}`{after}{inside}"
 
     @property
     def python_word(self) -> str:
-        """The Python as a word of a shell command; the host's shell puts its home folder in place of `~`."""
+        """The Python as a word of a shell command, in which the host's shell replaces `~` by its home folder."""
         is_at_home = self.python.startswith("~/")
         return f'"$HOME"/{shlex.quote(self.python[2:])}' if is_at_home else shlex.quote(self.python)
 
@@ -101,7 +101,7 @@ class LaunchSettings(Record):
         for name, words in (("on_end", self.on_end), ("on_verdict", self.on_verdict)):
             program = words[0] if words else "/"
             if not program or ("/" in program and not program.startswith("/")):
-                raise ValueError(f"{name}: {program!r} is no program's name and no whole path")
+                raise ValueError(f"{name}: {program!r} is neither a program's name nor an absolute path")
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from holmes_core.records.record import Record
 
 
 class PlannedStep(Record):
-    """A plan in short: its degrees, hosts and step, and the speed in tokens/s relative to the plan that was asked."""
+    """A summary of a plan: degrees, hosts, step, and the speed in tokens/s relative to the requested plan."""
 
     tp: int
     pp: int
@@ -20,7 +20,7 @@ class PlannedStep(Record):
 
 
 class Help(Record):
-    """A change that would make the job faster: in words, and as `--what-if` or job.yaml takes it."""
+    """A change that would make the job faster: in words, and as text for `--what-if` or job.yaml."""
 
     words: str
     what_if: str | None
@@ -31,7 +31,7 @@ class Help(Record):
 
 
 class WhatIf(Record):
-    """A change that was asked, and its plan, or why there is none."""
+    """A requested change and its plan, or the reason why there is none."""
 
     change: str
     plan: PlannedStep | None
@@ -39,7 +39,7 @@ class WhatIf(Record):
 
 
 class PlanAnswer(Record):
-    """A question about the plan, its answer, and the plan that the answer is about, if one was made for it."""
+    """A question about the plan, its answer, and the plan that was made for the answer, if any."""
 
     question: str
     answer: str
@@ -47,7 +47,7 @@ class PlanAnswer(Record):
 
 
 class Ablation(Record):
-    """The step of the same plan without some of its features; None where that does not fit, and why."""
+    """The step of the same plan without some of its features; None if that does not fit, with the reason."""
 
     without: tuple[str, ...]
     step_s: float | None
@@ -55,8 +55,10 @@ class Ablation(Record):
 
 
 class PlacedBy(Record):
-    """One order of a layer's experts on the odd tokens of a trace: copies that leave hosts, of a token, the fullest
-    rank's rows over the mean, and the seconds of a micro-batch that its group waits for network and experts.
+    """One order of a layer's experts, evaluated on the odd tokens of a trace.
+
+    `copies` leave a host per token; `fullest` is the fullest rank's rows over the mean; `seconds` is the time per
+    micro-batch that the group waits for network and experts.
     """
 
     copies: float
@@ -65,10 +67,10 @@ class PlacedBy(Record):
 
 
 class LayerExperts(Record):
-    """The experts of a layer by rank of a group, and their usual order, in which they are numbered.
+    """The experts of a layer by rank of a group, compared with their usual order by number.
 
-    `gap`: how far its seconds may be from the optimum, on the even tokens that choose, as a part of them; None where
-    no time was left to look for another order than the usual one.
+    `gap`: the fraction by which the seconds may exceed the optimum, on the even tokens, which select the order. None if
+    no time was left to search for another order.
     """
 
     layer: int
@@ -79,7 +81,7 @@ class LayerExperts(Record):
 
 
 class PlanAdvice(Record):
-    """All advice on one plan; lists of what was not asked are empty."""
+    """All advice on one plan. Lists that were not requested are empty."""
 
     answer: tuple[str, ...]  # the lines above the tables
     left_out: tuple[str, ...]  # a sentence for each reason why hosts or GPUs are idle

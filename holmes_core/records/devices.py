@@ -1,4 +1,4 @@
-"""A host's devices: GPUs, PCI Express, NICs and network interfaces, as its tools show them. None is not known."""
+"""A host's devices: GPUs, PCI Express, NICs and network interfaces, as its tools show them. None: not known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PciDevice(Record):
 
     address: str  # `0000:19:00.0`, as all PCI addresses here
     what: Literal["gpu", "nic", "bridge"]
-    parent: str | None = None  # the bridge it hangs below; None at the root too
+    parent: str | None = None  # the bridge above it; also None at the root
     link: PciLink = PciLink()
     numa_node: int | None = None
     acs_redirects: bool | None = None  # its ACS control has ReqRedir+ or CmpltRedir+; not known without root
@@ -36,7 +36,7 @@ class PciDevice(Record):
 
 
 class Gpu(Record):
-    """One GPU as nvidia-smi shows it, or lspci where nvidia-smi was not asked."""
+    """One GPU as nvidia-smi shows it, or lspci if nvidia-smi was not run."""
 
     index: int = Field(ge=0)
     name: str | None
@@ -47,8 +47,8 @@ class Gpu(Record):
     mig: bool | None = None  # the GPU is in MIG mode
     mig_devices: int | None = None
     nvlinks_up: int | None = None
-    nvlinks_total: int | None = None  # 0: it has no NVLink; None with `nvlinks_up` 0: it has, and none is up
-    nvlink_peers: int | None = None  # GPUs of the host that `topo -m` shows it joined to by NVLink
+    nvlinks_total: int | None = None  # 0: it has none; None with `nvlinks_up` 0: it has some, all down
+    nvlink_peers: int | None = None  # GPUs of the host that NVLink joins to it, by `topo -m`
     compute_mode: str | None = None  # `Default`, `Exclusive_Process`, `Prohibited`
     persistence_mode: bool | None = None
     ecc_uncorrected: int | None = None  # errors since the driver was loaded
@@ -61,13 +61,13 @@ class Gpu(Record):
     pci_width_max: int | None = None
     fabric_state: str | None = None  # the state of its NVSwitch fabric, `Completed`
     fabric_status: str | None = None
-    fabric_faults: tuple[str, ...] = ()  # lines of its health that are no good news, `Bandwidth: Degraded`
+    fabric_faults: tuple[str, ...] = ()  # lines of its health that report a fault, `Bandwidth: Degraded`
     nvlink_cluster: str | None = None  # ClusterUUID of the NVLink fabric that it shares with other hosts' GPUs
     nvlink_clique: int | None = None  # CliqueId there: GPUs of one clique reach each other
     numa_node: int | None = None
     rail: int | None = None  # the number of the rail nearest to it, as `Nic.rail`
     cpus: str | None = None  # near it, `0-31,64-95`
-    nearest_nics: tuple[str, ...] = ()  # RDMA devices at `nearest_path`; NIC0 where topo -m lacks its legend
+    nearest_nics: tuple[str, ...] = ()  # RDMA devices at `nearest_path`; NIC0 if topo -m lacks a legend
     nearest_path: str | None = None  # in nvidia-smi's words: PIX, PXB, PHB, NODE, SYS
     left_out: str | None = None  # the reason why the job does not use it
 
@@ -97,7 +97,7 @@ class Nic(Record):
     device: str
     port: int
     kind: NicKind
-    rate_gbps: float | None  # void unless the port is Active
+    rate_gbps: float | None  # meaningless unless the port is Active
     state: str | None  # as ibstat names it, like `phys_state`
     phys_state: str | None
     netdev: str | None
@@ -130,13 +130,13 @@ class Nic(Record):
     gid_choice: int | None = None  # index of the RoCE v2 entry with an IPv4 address, which is NCCL's default
     pkeys: tuple[int, ...] | None = None
     """P_Keys of InfiniBand by index, as NCCL_IB_PKEY counts; bit 0x8000 is full membership, 0 a void entry."""
-    traffic_class: int | None = None  # that the device gives all packets, whatever the program asks for; 0 for none
-    effective_ber: float | None = None  # bit errors that error correction left, a bit; mlxlink's
-    raw_ber: float | None = None  # those before error correction
+    traffic_class: int | None = None  # of all packets, regardless of the program's; 0 for none
+    effective_ber: float | None = None  # errors per bit after error correction, by mlxlink
+    raw_ber: float | None = None  # errors per bit before error correction
     fec: str | None = None  # the error correction in use, `Standard_RS-FEC - RS(544,514)`
     counters: tuple[tuple[str, int], ...] = ()  # (name, errors since boot)
     counter_growth: tuple[tuple[str, int], ...] | None = None
-    """(name, growth) of counters that grew between two readings of one probe; None where read once."""
+    """(name, growth) of counters that grew between two readings of one probe; None if read once."""
 
     @property
     def hca(self) -> str:
@@ -148,7 +148,7 @@ class BondSlave(Record):
     """One member of a bond."""
 
     name: str
-    mii_status: str | None  # `up`, as /proc/net/bonding has it
+    mii_status: str | None  # `up`, from /proc/net/bonding
 
 
 class Netdev(Record):
@@ -161,7 +161,7 @@ class Netdev(Record):
     speed_bytes_per_s: float | None
     ipv6_addresses: tuple[str, ...] = ()  # with prefix length
     kind: NetdevKind | None = None
-    isolated: bool = False  # its network is inside the machine, as other machines have one with the same address
+    isolated: bool = False  # its network is inside the machine: other machines have one with the same address
     parent: str | None = None  # the netdev that a VLAN or macvlan is made on
     master: str | None = None  # the bond, bridge or VRF it is part of
     driver: str | None = None
@@ -169,16 +169,16 @@ class Netdev(Record):
     pci_address: str | None = None
     numa_node: int | None = None
     mac: str | None = None
-    operstate: str | None = None  # `up`, `down`, `unknown`, as the kernel says
+    operstate: str | None = None  # the kernel's `up`, `down` or `unknown`
     link_detected: bool | None = None
     max_speed_bytes_per_s: float | None = None  # the fastest mode that the card supports
-    bond_slaves: tuple[BondSlave, ...] | None = None  # None also where it is no bond
+    bond_slaves: tuple[BondSlave, ...] | None = None  # also None if it is not a bond
     rp_filter: int | None = None  # these three: the kernel's effective values, `all` included
     arp_ignore: int | None = None
     arp_announce: int | None = None
-    pfc_enabled_priorities: tuple[int, ...] | None = None  # () where PFC is off
-    ecn_priorities: tuple[int, ...] | None = None  # with DCQCN on at both ends of a flow; () where it is off
-    trust: Literal["pcp", "dscp"] | None = None  # the field that the card takes a packet's priority from
+    pfc_enabled_priorities: tuple[int, ...] | None = None  # () if PFC is off
+    ecn_priorities: tuple[int, ...] | None = None  # with DCQCN on at both ends of a flow; () if it is off
+    trust: Literal["pcp", "dscp"] | None = None  # the field that gives a packet's priority
 
 
 class Route(Record):
@@ -186,4 +186,4 @@ class Route(Record):
 
     prefix: str  # the destination, `10.2.0.0/16`
     netdev: str
-    table: str | None = None  # the policy table or VRF it stands in; None for the main one
+    table: str | None = None  # the policy table or VRF; None for the main one

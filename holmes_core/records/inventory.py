@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, OneLine
@@ -53,9 +53,9 @@ class Software(Record):
     """The versions of software that the run would use on the host."""
 
     python: str | None
-    torch: str | None  # None where it cannot be imported
+    torch: str | None  # None if it cannot be imported
     cuda: str | None = None  # that torch was built with
-    nccl: str | None = None  # that torch brings along
+    nccl: str | None = None  # the one in torch
     ofed: str | None = None  # `ofed_info -s`
 
 
@@ -71,7 +71,7 @@ class OfiPlugin(Record):
     """A library of aws-ofi-nccl, through which NCCL reaches the networks that libfabric knows."""
 
     path: str
-    version: str | None  # its own version, `1.14.0`; None where it shows no number
+    version: str | None  # `1.14.0`; None if it shows no number
 
     @property
     def net_name(self) -> NetName:
@@ -108,7 +108,7 @@ class ImpossibleValue(Record):
 
 
 class Host(Record):
-    """One machine. An unreachable one stays in the inventory, with nothing known and a finding."""
+    """One machine. An unreachable one stays in the inventory with a finding and no facts."""
 
     name: str
     access: Access
@@ -122,29 +122,29 @@ class Host(Record):
     default_route_netdev: str | None = None
     routes: tuple[Route, ...] = ()
     software: Software = Software(python=None, torch=None)
-    python_asked: bool = False  # else `software` says nothing
-    python_failure: str | None = None  # the last line of output where it did not run
+    python_asked: bool = False  # otherwise, `software` is empty
+    python_failure: str | None = None  # the last line of output, if it failed
     kernel: str | None = None  # its release
     boot_id: str | None = None  # the running kernel's: hosts with the same one are the same machine
     cpu_count: int | None = None
     memory_bytes: int | None = None
     hugepages: int | None = None
-    memory_limit_bytes: int | None = None  # of the control group that the probe runs in, or of one above
+    memory_limit_bytes: int | None = None  # of the probe's control group, or of one above it
     cpu_limit: float | None = None  # CPUs that this group may use at once
     cpu_governor: str | None = None  # `performance`
     cpu_frequency_driver: str | None = None  # `intel_pstate`
     numa_balancing: bool | None = None
     conntrack_share: float | None = None  # of the table of tracked connections, in use
-    packet_filter: str | None = None  # what drops connections that it does not know
-    kernel_modules: tuple[str, ...] | None = None  # modules that the outputs show loaded
-    kernel_modules_complete: bool = False  # only then is a module that is not listed surely not loaded
+    packet_filter: str | None = None  # the filter that drops unknown connections
+    kernel_modules: tuple[str, ...] | None = None  # loaded modules in the outputs
+    kernel_modules_complete: bool = False  # if False, a module that is not listed may still be loaded
     peermem: bool | None = None  # GPUDirect RDMA through nvidia_peermem or nv_peer_mem
     open_gpu_driver: bool | None = None  # the open kernel module, which has DMA-BUF
     gpu_driver_version: str | None = None
     other_accelerators: tuple[str, ...] = ()  # from makers that Holmes does not support: "AMD Instinct MI300X"
-    gpu_count_lspci: int | None = None  # None where lspci was not read
-    nvidia_smi_failure: str | None = None  # its message when it failed as a whole
-    gpu_processes: tuple[GpuProcess, ...] | None = None  # None where they were not queried
+    gpu_count_lspci: int | None = None  # None if lspci was not read
+    nvidia_smi_failure: str | None = None  # its message, if it failed entirely
+    gpu_processes: tuple[GpuProcess, ...] | None = None  # None if not queried
     fabric_manager: str | None = None  # state of its service, `active`
     imex: str | None = None  # state of the nvidia-imex service, `active`
     warnings: tuple[str, ...] = ()  # lines of tools that are faults in themselves (infoROM, Xid)
@@ -153,7 +153,7 @@ class Host(Record):
     iommu_group_types: tuple[str, ...] | None = None  # all groups' types, each once: `identity`, `DMA`, `DMA-FQ`
     kernel_command_line: str | None = None
     virtual_machine: bool | None = None
-    container: str | None = None  # `kubernetes`, `docker`, ..., `unknown`; `none` where no sign of one was found
+    container: str | None = None  # `kubernetes`, `docker`, ..., `unknown`; `none` if there is no sign of one
     slurm_job_id: str | None = None  # the Slurm job that the probe ran inside
     gpu_device_files: int | None = None  # the number of /dev/nvidia0, 1, ...: a container or job may have fewer
     memlock_bytes: int | None = None  # -1 for unlimited
@@ -166,22 +166,22 @@ class Host(Record):
     capabilities_effective: int | None = None  # bit mask of the probing process; 0 in its own user namespace
     name_resolves_to: tuple[str, ...] = ()  # addresses of `hostname` on the host itself
     uverbs: int | None = None  # the number of /dev/infiniband/uverbs*
-    uverbs_openable: int | None = None  # how many of them this user may open
+    uverbs_openable: int | None = None  # the number of them that this user may open
     nccl_settings: tuple[NcclSetting, ...] = ()
     nccl_net_plugins: tuple[str, ...] | None = None  # libnccl-net*.so files where a loader would look
-    ofi_plugins: tuple[OfiPlugin, ...] | None = None  # the aws-ofi-nccl ones; None where not searched
-    libfabric: tuple[LibfabricDomain, ...] | None = None  # None where fi_info was not asked
-    sources: tuple[str, ...] = ()  # tools that gave some output
+    ofi_plugins: tuple[OfiPlugin, ...] | None = None  # of aws-ofi-nccl; None if not searched
+    libfabric: tuple[LibfabricDomain, ...] | None = None  # None if fi_info was not run
+    sources: tuple[str, ...] = ()  # tools with any output
     conflicts: tuple[Conflict, ...] = ()
     impossible: tuple[ImpossibleValue, ...] = ()
 
     @property
     def may_lock_memory(self) -> bool | None:
-        """True if the probing process is free of the limit on locked memory (CAP_IPC_LOCK). None is not known."""
+        """True if the probing process has no limit on locked memory (CAP_IPC_LOCK). None: not known."""
         return None if self.capabilities_effective is None else bool(self.capabilities_effective >> CAP_IPC_LOCK & 1)
 
     def for_job(self) -> Host:
-        """Return the host with only the GPUs that the job uses, without the faults of others."""
+        """Return the host with only the GPUs that the job uses, without faults of its other GPUs."""
         used = tuple(gpu for gpu in self.gpus if gpu.left_out is None)
         stated = self.gpus_stated is not None and set(self.gpus_stated) == {gpu.index for gpu in used}
         if len(used) == len(self.gpus) and not stated:
@@ -203,7 +203,7 @@ class Host(Record):
 
 
 def _is_about_another_gpu(line: str, used: Sequence[Gpu]) -> bool:
-    """A line of the driver on a GPU that is none of `used`, as its PCI address says."""
+    """Return True if the driver's line is about a GPU that is not in `used`, by its PCI address."""
     address = r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2})"
     match = re.search(rf"(?:(?<!S)Xid \(PCI:|NVRM: GPU ){address}", line, re.IGNORECASE)  # an SXid is a switch's
     known = [gpu.pci_address.partition(".")[0] for gpu in used if gpu.pci_address is not None]
@@ -222,7 +222,7 @@ class NetworkPort(Record):
     bandwidth_bytes_per_s: float | None = Field(ge=0)  # the netdev's
     hcas: tuple[str, ...] = ()  # for RDMA, `mlx5_0:1`, in order of their rail numbers
     rdma_bandwidth_bytes_per_s: float | None = Field(default=None, ge=0)  # all HCAs together
-    net_plugin: str | None = None  # the library by which NCCL uses these HCAs, where its own verbs transport cannot
+    net_plugin: str | None = None  # the library for these HCAs, if NCCL's own verbs transport cannot use them
 
 
 class Network(Record):
@@ -233,10 +233,10 @@ class Network(Record):
     subnet: str | None  # its IPv4 prefix
     ports: tuple[NetworkPort, ...]
     rails_apart: bool | None = None  # each rail is a separate subnet, and none is routed to another
-    net_name: NetName | None = None  # NCCL's name for it, where a plugin brings it
+    net_name: NetName | None = None  # NCCL's name for it, if a plugin provides it
 
     def port_of(self, host: str) -> NetworkPort | None:
-        """Return the port of `host` on this network, None if it has none."""
+        """Return the port of `host` on this network; None if it has none."""
         return next((port for port in self.ports if port.host == host), None)
 
 
@@ -263,9 +263,10 @@ class Inventory(FileRecord):
 
     KIND: ClassVar[str] = "inventory"
     RENEW: ClassVar[str] = "holmes probe hosts.yaml -o inventory.json"
+    RARE: ClassVar[tuple[str, ...]] = ("sketch",)
 
     schema_version: Literal[1] = 1
-    sketch: OneLine | None = None  # the machines in short, where `holmes sketch` wrote them and no host was asked
+    sketch: OneLine | None = None  # the machines in short, if `holmes sketch` wrote the inventory
     hosts: tuple[Host, ...]
     clusters: tuple[Cluster, ...]
     shared: Network | None
@@ -296,15 +297,8 @@ class Inventory(FileRecord):
                 )
         return self
 
-    @model_serializer(mode="wrap")
-    def _sketch_only_where_it_is(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        if self.sketch is None:
-            fields.pop("sketch", None)
-        return fields
-
     def source_digest(self) -> str:
-        """Return the digest without momentary facts: another probe that finds nothing new leaves it unchanged."""
+        """Return the digest without momentary facts, so that another probe with the same result keeps it."""
         refusing = (finding for finding in self.findings if finding.severity == "F")
         update = {
             "hosts": tuple(_lasting(host) for host in self.hosts),
@@ -319,9 +313,9 @@ class Inventory(FileRecord):
 
     @property
     def refusals(self) -> dict[str, Finding]:
-        """By name of a host on which nothing can be launched, the finding that refuses this host alone.
+        """The hosts on which nothing can be launched, each with the finding that refuses it alone.
 
-        A finding that refuses several hosts may be mended at one of them, so the preflight judges it.
+        A finding that refuses several hosts may be fixed on one of them, so the preflight decides.
         """
         alone = (finding for finding in self.findings if finding.severity == "F" and len(finding.hosts) == 1)
         return {finding.hosts[0]: finding for finding in alone}
@@ -331,7 +325,7 @@ class Inventory(FileRecord):
         return self.model_copy(update={"hosts": tuple(host.for_job() for host in self.hosts)})
 
     def host(self, name: str) -> Host:
-        """Return the host of that name. Raises KeyError."""
+        """Return the host of that name, which must exist."""
         return self._host_by_name[name]
 
     @cached_property
@@ -346,7 +340,7 @@ def stated_link(
     bandwidth_bytes_per_s: float,
     latency_s: float | None,
 ) -> Link:
-    """Return a link as if a test had found this rate of payload and this latency between two ports."""
+    """Return a link as if a test had measured this payload rate and latency between two ports."""
     return Link(
         kind="between" if clusters[0] != clusters[1] else "inside",
         network=network,
@@ -363,7 +357,7 @@ def stated_link(
 
 
 def refuse_sketch(inventory: Inventory, path: Path) -> None:
-    """Raise HolmesError for an inventory that `holmes sketch` wrote, in a command for probed machines."""
+    """Raise HolmesError if `holmes sketch` wrote the inventory, in a command that needs probed machines."""
     if inventory.sketch is not None:
         raise HolmesError(
             f"{path}: a sketch, not an inventory of probed machines ({inventory.sketch})",

@@ -98,6 +98,7 @@ class Job(FileRecord):
 
     KIND: ClassVar[str] = "job"
     RENEW: ClassVar[str] = "your editor"
+    RARE: ClassVar[tuple[str, ...]] = ("islands", "trainable", "fp8")
 
     schema_version: Literal[1] = 1
     """Version of these keys. Example: 1"""
@@ -248,7 +249,7 @@ class Job(FileRecord):
         fields = type(self).model_fields
         for key in BUNDLED_ALONE:
             if getattr(self, key) != fields[key].get_default(call_default_factory=True):
-                raise ValueError(f"{key} is for the bundled runtime alone: leave it out and give it in trainer.command")
+                raise ValueError(f"{key} is only for the bundled runtime: leave it out, and set it in trainer.command")
         return self
 
     @model_validator(mode="after")
@@ -256,9 +257,9 @@ class Job(FileRecord):
         """Check that the bundled runtime's router, and the loss that balances it, do something."""
         has_router = self.model.experts is not None and self.compute.emulate is None
         if self.is_bundled and self.optimizer.router_balance and not has_router:
-            raise ValueError(f"optimizer.router_balance is {self.optimizer.router_balance:g}, and nothing is routed")
+            raise ValueError(f"optimizer.router_balance is {self.optimizer.router_balance:g}, but nothing is routed")
         if self.is_bundled and self.model.experts_per_token == 1 and self.model.normalized_routing:
-            raise ValueError("model.experts_per_token is 1, whose weight is always 1: set normalized_routing false")
+            raise ValueError("model.experts_per_token is 1, so its weight is always 1: set normalized_routing to false")
         return self
 
     @model_validator(mode="after")
@@ -272,17 +273,15 @@ class Job(FileRecord):
         if text is not None and self.is_bundled and self.expected_tokenizer is not None:
             reason = "weights" if self.weights is not None else f"vocab_size {self.model.vocab_size}"
             raise ValueError(
-                f"data {text} is text without a tokenizer, and under {reason} its bytes are not the model's tokens: "
+                f"data {text} is text without a tokenizer, but with {reason} the model's tokens are not bytes: "
                 f"set data.tokenizer to {self.expected_tokenizer}, or data.bytes to true if bytes are meant"
             )
         return self
 
     @model_serializer(mode="wrap")
-    def _sections_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what most jobs do not have: plans of those are the same as before these keys came."""
-        fields: dict[str, object] = serialize(self)
-        for absent in (key for key in ("islands", "trainable", "fp8") if not getattr(self, key)):
-            fields.pop(absent, None)
+    def _without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out rare keys of sections as well, so that plans of most jobs stay the same as before those keys."""
+        fields: dict[str, object] = super()._without_empty(serialize)
         model = fields.get("model")
         if isinstance(model, dict) and self.model.experts is None and not self.model.beyond_bundled:
             fields["model"] = {key: value for key, value in model.items() if key not in LAYER_KEYS}
@@ -312,7 +311,7 @@ class Job(FileRecord):
         if profile is not None and profile.after + profile.steps > self.steps:
             raise ValueError(
                 f"profile of {profile.steps} steps after {profile.after}: the job has only {self.steps}; set "
-                "profile.after and profile.steps so that they are within"
+                "profile.after and profile.steps so that they fit"
             )
         return self
 
@@ -321,14 +320,14 @@ class Job(FileRecord):
         file, code = (self.model.factory or "").rpartition(":")[0], self.launch.code
         if self.trainer is not None and self.trainer.command:
             if file:
-                raise ValueError(f"model.factory is {self.model.factory!r}, and nothing builds it: leave it out")
+                raise ValueError(f"model.factory is {self.model.factory!r}, but nothing builds it: leave it out")
             return self
         if code is not None and (not file or file.startswith("/")):
             hint = "name model.factory, FILE.py:FUNCTION in that folder"
-            raise ValueError(f"launch.code is {code!r}, and nothing imports from it: {hint}")
+            raise ValueError(f"launch.code is {code!r}, but nothing imports from it: {hint}")
         if code is None and "/" in file and not file.startswith("/"):
             raise ValueError(
-                f"model.factory {file} is in a folder: name that folder by launch.code, or put the file beside job.yaml"
+                f"model.factory {file} is in a folder: name the folder in launch.code, or put the file next to job.yaml"
             )
         return self
 
@@ -345,13 +344,13 @@ class Job(FileRecord):
             raise ValueError(f"parallel.chunks {fixed.chunks} needs schedule interleaved, not {fixed.schedule}")
         self._check_batch()
         if self.evaluation is not None and self.corpus.validation_fraction == 0:
-            raise ValueError("evaluation is asked for, data.validation_fraction is 0: there is nothing to evaluate on")
+            raise ValueError("evaluation is set, but data.validation_fraction is 0, so there is nothing to evaluate on")
         if self.evaluation is not None:
             self.evaluation.check_patience(self.compute.emulate is not None, self.islands is not None)
         if self.data is not None and self.data.documents == "separate" and self.model.factory is not None:
-            raise ValueError("data.documents is separate, which a model of one's own (model.factory) is not told of")
+            raise ValueError("data.documents is separate, but a user's own model (model.factory) cannot see that")
         if self.weights is not None and self.model.factory is not None:
-            raise ValueError("weights are read by the names of the built-in families, and model.factory has its own")
+            raise ValueError("weights are read by the names of the built-in families, but model.factory has its own")
         return self
 
     def _check_batch(self) -> None:
@@ -359,7 +358,7 @@ class Job(FileRecord):
         fixed, batch = self.parallel, self.global_batch_size
         samples = (fixed.dp or 1) * (fixed.micro_batch_size or 1)
         if batch % (fixed.micro_batch_size or 1):
-            raise ValueError(f"global_batch_size {batch} is no multiple of micro_batch_size {fixed.micro_batch_size}")
+            raise ValueError(f"micro_batch_size {fixed.micro_batch_size} does not divide global_batch_size {batch}")
         if batch < samples:
             raise ValueError(f"global_batch_size {batch} is less than dp x micro_batch_size = {samples}")
         interleaved = fixed.schedule == "interleaved" or (fixed.chunks or 1) > 1
@@ -367,5 +366,5 @@ class Job(FileRecord):
             if alike and batch % samples:
                 raise ValueError(
                     f"global_batch_size {batch} is not a multiple of dp x micro_batch_size = {samples}, and under "
-                    f"parallel.{name} all replicas run as many micro-batches"
+                    f"parallel.{name} all replicas run equally many micro-batches"
                 )

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from holmes_core.records.record import Record
+from holmes_core.records.record import Record, SparseRecord
 from holmes_core.units import bytes_per_s_from_gbps
 
 LinkKind = Literal["inside", "between"]
 LinkMethod = Literal["ib_write_bw", "iperf3", "tcp", "stated"]
-"""Program that measured a link; iperf3: in inventories of before 2026-11-26; stated: none did, the rate is assumed."""
+"""Program that measured a link. iperf3: in inventories from before 2026-11-26. stated: the rate is assumed."""
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 IPv4 = Annotated[str, AfterValidator(lambda text: str(IPv4Address(text)))]
@@ -27,7 +27,7 @@ TOOL_CEILING_BYTES_PER_S: Mapping[LinkMethod, float] = {
     "ib_write_bw": inf,
     "stated": inf,
 }
-"""The rate that the tool surely reaches on one core. A slower result on a faster link says nothing about the link."""
+"""The rate that the tool certainly reaches on one core. Above it, the tool may be slower than the link."""
 
 
 class Spread(Record):
@@ -44,7 +44,7 @@ class Spread(Record):
 
 
 class Link(Record):
-    """One test between two hosts, inside a cluster's fabric or between clusters over the network all share."""
+    """One test between two hosts, on a cluster's fabric or between clusters on the shared network."""
 
     kind: LinkKind
     network: str
@@ -77,9 +77,9 @@ def best_links(links: Iterable[Link]) -> Iterable[Link]:
 
 
 class Trunk(Record):
-    """The bandwidth that all traffic from one cluster to another shares, in each direction at once.
+    """The bandwidth that all traffic between two clusters shares, in each direction at the same time.
 
-    With one cluster, its uplink: all that leaves it for any other shares the rate, and so does all that enters it.
+    With one cluster, it is the uplink: all traffic out of the cluster shares the rate, and so does all traffic into it.
     """
 
     clusters: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]
@@ -89,8 +89,10 @@ class Trunk(Record):
     measured_at_s: float | None = None  # by the controller's clock, since 1970
 
 
-class Security(Record):
+class Security(SparseRecord):
     """Protection of traffic between clusters; traffic inside a cluster is never encrypted."""
+
+    RARE: ClassVar[tuple[str, ...]] = ("tunnel_hub", "tunnel_hub_address")
 
     between_clusters: Literal["clear", "wireguard"] = "clear"
     """wireguard: encrypted, in a tunnel that each run makes and takes away. Example: wireguard"""
@@ -104,21 +106,14 @@ class Security(Record):
     """Address at which other clusters reach the hub; not set: its own on the network that all share.
     Example: 203.0.113.7"""
 
-    @model_serializer(mode="wrap")
-    def _hub_only_where_there_is_one(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        for name in ("tunnel_hub", "tunnel_hub_address") if self.tunnel_hub is None else ():
-            fields.pop(name, None)
-        return fields
-
     @model_validator(mode="after")
     def _has_a_tunnel(self) -> Security:
         if self.tunnel_gbps is not None and self.between_clusters == "clear":
-            raise ValueError("tunnel_gbps is what a host encrypts, and between_clusters asks for no encryption")
+            raise ValueError("tunnel_gbps limits a tunnel, but between_clusters is `clear`: set it to `wireguard`")
         if self.tunnel_hub is not None and self.between_clusters == "clear":
-            raise ValueError("tunnel_hub relays a tunnel, and between_clusters does not ask for one: `wireguard`")
+            raise ValueError("tunnel_hub relays a tunnel, but between_clusters is `clear`: set it to `wireguard`")
         if self.tunnel_hub_address is not None and self.tunnel_hub is None:
-            raise ValueError("tunnel_hub_address is that of no host: tunnel_hub is not set")
+            raise ValueError("tunnel_hub_address has no host: tunnel_hub is not set")
         return self
 
 

@@ -16,39 +16,20 @@ from pydantic import BeforeValidator
 from holmes_runtime.config.layer_kinds import LatentAttention
 from holmes_runtime.config.model_shape import ModelShape, RopeScaling
 
-
-def _gpt(num_layers: int, hidden_size: int, num_heads: int) -> dict[str, Any]:
-    return {
-        "family": "gpt",
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_heads": num_heads,
-        "seq_length": 2048,
-        "vocab_size": 51200,
-    }
+_SHAPE = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size", "seq_length"),
+    "rope_theta",
+)
 
 
-def _llama(
-    num_layers: int,
-    hidden_size: int,
-    num_heads: int,
-    num_kv_heads: int,
-    ffn_hidden_size: int,
-    vocab_size: int,
-    seq_length: int,
-    rope_theta: float,
-) -> dict[str, Any]:
-    return {
-        "family": "llama",
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "ffn_hidden_size": ffn_hidden_size,
-        "vocab_size": vocab_size,
-        "seq_length": seq_length,
-        "rope_theta": rope_theta,
-    }
+def _gpt(*shape: int) -> dict[str, Any]:
+    """Return a GPT of that many layers, hidden size and heads."""
+    return {"family": "gpt", **dict(zip(_SHAPE, shape, strict=False)), "seq_length": 2048, "vocab_size": 51200}
+
+
+def _llama(*shape: float) -> dict[str, Any]:
+    """Return a Llama with these values of `_SHAPE`, in order."""
+    return {"family": "llama", **dict(zip(_SHAPE, shape, strict=True))}
 
 
 def _experts(base: dict[str, Any], experts: int, experts_per_token: int, expert_ffn: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from holmes_core.records.access import Access, OneLine
 from holmes_core.records.islands import Modes, Round
@@ -40,7 +40,7 @@ class EnvironmentVariable(Record):
 
 
 class NodeFabric(Record):
-    """The fabric of a node's cluster, as the groups that a trainer makes by itself use it."""
+    """The fabric of a node's cluster, for the groups that a trainer makes by itself."""
 
     network: str
     netdev: str
@@ -58,15 +58,14 @@ class Node(Record):
     shared_netdev: str  # the interface on the network all clusters share
     shared_address: str  # other nodes send control traffic there
     tunnel_endpoint: str | None = None  # other nodes send encrypted traffic there; None without a tunnel
-    fabric: NodeFabric | None = None  # None where it has none, and for the bundled runtime, whose groups are the plan's
+    fabric: NodeFabric | None = None  # None without one, and for the bundled runtime, whose groups are in the plan
     environment: tuple[EnvironmentVariable, ...]
 
 
 class TunnelHub(Record):
     """The host that relays the tunnel of islands between clusters without a direct path.
 
-    `node`: that of an island, or one without ranks. `address`: where other clusters reach it. `relayed`: pairs of
-    clusters.
+    Its `node` is on an island or has no ranks. Other clusters reach it at `address`. `relayed`: pairs of clusters.
     """
 
     node: Node
@@ -74,7 +73,7 @@ class TunnelHub(Record):
     relayed: tuple[tuple[str, str], ...]
 
     def lies_between(self, one: Node, other: Node) -> bool:
-        """True if the path between two nodes leads through the hub, which is neither of them."""
+        """Return True if the path between two nodes leads through the hub, and neither of them is the hub."""
         pairs = ((one.cluster, other.cluster), (other.cluster, one.cluster))
         return self.node.host not in (one.host, other.host) and any(pair in self.relayed for pair in pairs)
 
@@ -105,7 +104,7 @@ class PlanRank(Record):
     dp_rank: int
     tp_rank: int
     cpus: Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")] | None = None
-    """`0-7,64-71`: its share of the CPUs near its GPU, as Linux numbers them; None where they are not known."""
+    """`0-7,64-71`: its share of the CPUs near its GPU, as Linux numbers them; None if not known."""
 
 
 class PlanGroup(Record):
@@ -115,20 +114,20 @@ class PlanGroup(Record):
     axis: Axis
     ranks: tuple[int, ...]
     network: str  # a cluster's fabric, or "shared"
-    interfaces: tuple[str, ...]  # netdevs on it, one a member in the order of `ranks`
+    interfaces: tuple[str, ...]  # netdevs on it, one per member in the order of `ranks`
     net_name: NetName | None  # NCCL's name for the transport
     nvlink: bool = False  # NCCL prefers NVLink, which joins all hosts of the group, and the rate is NVLink's
     bandwidth_bytes_per_s: float | None
-    """The least share of a NIC that a member gets; None where all are on one host and the NIC's rate is not known."""
+    """The least share of a NIC that a member gets; None if all are on one host and the NIC's rate is not known."""
     trunk_bytes_per_s: float | None = None
-    """The least share of a trunk between clusters while the group communicates; None where none is known."""
-    latency_s: float = 0.0  # the longest latency between two members; 0 where it was not measured
+    """The least share of a trunk between clusters while the group communicates; None if not known."""
+    latency_s: float = 0.0  # the longest latency between two members; 0 if it was not measured
     streams: int = 1  # parallel TCP connections that it takes to reach the rate
-    codec: Codec = "none"  # packs the messages on an edge, axis pp_forward or pp_backward; others are sent as they are
+    codec: Codec = "none"  # of messages on an edge (axis pp_forward or pp_backward); others are never packed
 
     @property
     def rate_bytes_per_s(self) -> float | None:
-        """The group's bandwidth: the lesser of both shares; None where neither is known."""
+        """The group's bandwidth: the smaller of both shares; None if neither is known."""
         return min((r for r in (self.bandwidth_bytes_per_s, self.trunk_bytes_per_s) if r is not None), default=None)
 
 
@@ -182,14 +181,14 @@ class SolveReport(Record):
     solver: str
     status: Literal["optimal", "near optimal", "time limit", "fixed"]
     objective_s: float  # the least found, which the integer program minimizes
-    bound_s: float  # no placement of any candidate takes less; where the plan is without ZeRO-3, none without it
+    bound_s: float  # no placement of any candidate takes less; for a plan without ZeRO-3, none without it
     gap: float  # (objective - bound) / objective; 0 is a proof
-    placement_s: float  # this plan's; larger than the objective where simulation preferred another of the best
+    placement_s: float  # this plan's; above the objective if simulation preferred another of the best
     candidates: int
     programs: int  # integer programs that were solved, the certificate among them
     certificate_s: float | None = None  # the least of placements with this plan's degrees, by an integer program
-    simulated: int | None = None  # placements; this plan's step is the least of theirs, but for what memory costs
-    step_bound_s: float | None = None  # no candidate's step is simulated faster, however placed and scheduled
+    simulated: int | None = None  # placements; this plan's step is the least, except for a trade with memory
+    step_bound_s: float | None = None  # no candidate's simulated step is shorter in any placement and schedule
     step_gap: float | None = None  # (prediction's step - step_bound) / step
     crossing: Crossing
     alternatives: tuple[Alternative, ...] = ()  # the next best and the best of every other crossing, best first
@@ -197,7 +196,7 @@ class SolveReport(Record):
     @model_validator(mode="before")
     @classmethod
     def _without_unequal(cls, said: object) -> object:
-        """Drop a key that plans had until 2026-11-26, mostly with null: runs may be under way with such plans."""
+        """Drop a key that plans had until 2026-11-26, mostly null: runs with such plans may still be under way."""
         if isinstance(said, dict) and said.get("unequal", "") is None:
             return {key: value for key, value in said.items() if key != "unequal"}
         return said
@@ -209,7 +208,7 @@ class SourceFile(Record):
     path: str  # as seen from the plan's folder
     digest: str  # with the overrides
     overrides: tuple[OneLine, ...] = ()
-    """KEY=VALUE, put over the file's values, as `--set` gave them."""
+    """KEY=VALUE, which replace the file's values, as given by `--set`."""
 
 
 class Plan(FileRecord):
@@ -217,13 +216,14 @@ class Plan(FileRecord):
 
     KIND: ClassVar[str] = "plan"
     RENEW: ClassVar[str] = "holmes plan job.yaml"
+    RARE: ClassVar[tuple[str, ...]] = ("modes", "sketch", "free_degrees")
 
     schema_version: Literal[1] = 1
     inventory: SourceFile
     sketch: OneLine | None = None  # from an inventory of machines that were never probed: such a plan is not launched
     job_source: SourceFile
     job: Job
-    free_degrees: tuple[FreeDegree, ...] = ()  # of `job.parallel`, which the planner chose as job.yaml left them out
+    free_degrees: tuple[FreeDegree, ...] = ()  # of `job.parallel`: chosen by the planner, not set in job.yaml
     order: Order
     tp: int
     pp: int
@@ -249,7 +249,7 @@ class Plan(FileRecord):
     prediction: Prediction
     solve: SolveReport
     usual_order: Prediction | None  # the same job with ranks in the order of hosts
-    modes: Modes | None = None  # the other options where job.yaml allows islands
+    modes: Modes | None = None  # the other options, if job.yaml allows islands
 
     @property
     def world_size(self) -> int:
@@ -263,7 +263,7 @@ class Plan(FileRecord):
 
     @property
     def job_to_plan(self) -> Job:
-        """The job without the degrees that the planner chose: another inventory may take others."""
+        """The job without the degrees that the planner chose, since another inventory may need others."""
         return self.job.with_parallel(**dict.fromkeys(self.free_degrees))
 
     @property
@@ -280,12 +280,6 @@ class Plan(FileRecord):
     def weight_shards(self) -> int:
         """The number of ranks that hold a layer's weights together: a group of replicas under ZeRO-3, else 1."""
         return self.dp_group_size if self.zero == 3 else 1
-
-    @model_serializer(mode="wrap")
-    def _rare_fields_only_where_they_are(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        rare = {name for name in ("modes", "sketch", "free_degrees") if not getattr(self, name)}
-        return {name: value for name, value in fields.items() if name not in rare}
 
     @model_validator(mode="after")
     def _ranks_are_complete(self) -> Plan:
@@ -304,34 +298,28 @@ class Plan(FileRecord):
 
 
 class IslandsPlan(FileRecord):
-    """Clusters that train apart: an ordinary plan each, and rounds after which all have the same parameters.
+    """Clusters that train apart, each with an ordinary plan, and have the same parameters after every round.
 
     The job of an island's plan is the whole job with the island's own batch, steps and `islands.inner_steps`.
     """
 
     KIND: ClassVar[str] = "islands_plan"
     RENEW: ClassVar[str] = "holmes plan job.yaml"
+    RARE: ClassVar[tuple[str, ...]] = ("tunnel_hub",)
 
     schema_version: Literal[1] = 1
     inventory: SourceFile
     job_source: SourceFile
     job: Job
-    rounds: int  # enough to read as many samples as the job's steps do
+    rounds: int  # enough to read the samples of the job's steps
     islands: tuple[Plan, ...]
     prediction: Round
     modes: Modes
     tunnel_hub: TunnelHub | None = None
 
-    @model_serializer(mode="wrap")
-    def _hub_only_where_there_is_one(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        if self.tunnel_hub is None:
-            fields.pop("tunnel_hub", None)
-        return fields
-
     @property
     def sketch(self) -> str | None:
-        """The sketch that the islands are planned for; None where they were probed."""
+        """The sketch that the islands are planned for; None if their hosts were probed."""
         return self.islands[0].sketch
 
     @property
@@ -341,7 +329,7 @@ class IslandsPlan(FileRecord):
 
     @property
     def tunnel_nodes(self) -> tuple[tuple[Node, ...], ...]:
-        """The nodes of each island, then the hub of their tunnel if it is on none of these."""
+        """The nodes of each island, then the tunnel's hub if it is not on an island."""
         islands = tuple(plan.nodes for plan in self.islands)
         on_islands = {node.host for nodes in islands for node in nodes}
         if self.tunnel_hub is None or self.tunnel_hub.node.host in on_islands:
@@ -355,7 +343,7 @@ class IslandsPlan(FileRecord):
 
     @property
     def inner_steps(self) -> tuple[int, ...]:
-        """Steps a round, by island."""
+        """The inner steps per round, by island."""
         return tuple(plan.job.islands.chosen().inner_steps for plan in self.islands if plan.job.islands is not None)
 
     @property
@@ -371,7 +359,7 @@ class IslandsPlan(FileRecord):
         return tuple(steps * batch for steps, batch in zip(self.inner_steps, batches, strict=True))
 
     def own_data(self, island: int) -> str | None:
-        """Return the cluster whose own data an island reads, None where it reads the job's."""
+        """Return the cluster whose own data an island reads; None if it reads the job's."""
         cluster = self.islands[island].ranks[0].cluster
         return cluster if self.job.islands is not None and cluster in self.job.islands.data else None
 

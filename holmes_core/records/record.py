@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 R = TypeVar("R", bound="Record")
 F = TypeVar("F", bound="FileRecord")
@@ -47,7 +47,19 @@ class Record(BaseModel):
 _GIVEN: dict[tuple[str, ...], set[str]] = {}  # by names in the order of the set, which is quicker than a frozen one
 
 
-class FileRecord(Record):
+class SparseRecord(Record):
+    """A record that leaves empty `RARE` fields out of its text, as in files from before these fields existed."""
+
+    RARE: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        empty = [name for name in self.RARE if not getattr(self, name)]
+        return {name: value for name, value in fields.items() if name not in empty} if empty else fields
+
+
+class FileRecord(SparseRecord):
     """A record with a file of its own. `KIND` names it in the file; the command `RENEW` makes it again."""
 
     KIND: ClassVar[str]

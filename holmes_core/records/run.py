@@ -15,7 +15,7 @@ OnLoss = Literal["replan", "wait", "stop"]
 class Failure(Record):
     """The premature end of a rank or a node, or of a run that makes no progress."""
 
-    host: str | None  # None where nothing shows which host is at fault
+    host: str | None  # None if nothing shows the host at fault
     cluster: str | None
     rank: int | None  # None for a node, or for all
     exit_code: int  # below 0: a signal's number
@@ -27,7 +27,7 @@ class Failure(Record):
 
 
 class MeasuredTraffic(Record):
-    """Mean bytes a step over one interface, and over the RDMA ports of its host that go with it; None: not known."""
+    """Mean bytes per step over one interface, and over the RDMA ports of the same network; None: not known."""
 
     host: str
     netdev: str
@@ -43,7 +43,7 @@ class Controller(Record):
 
     pid: int
     start_ticks: int  # the process's start time by the kernel, since ids are reused
-    host: str = ""  # the machine's name; "" in records that do not have it
+    host: str = ""  # the machine's name; "" in older records
 
 
 class Settings(Record):
@@ -52,11 +52,11 @@ class Settings(Record):
     detached: bool = False  # the run continues without its controller
     resume: bool = False  # the first attempt, too, continues from the job's last checkpoint
     from_scratch: bool = False  # without a checkpoint to resume from, the run begins at step 1
-    resume_step: int | None = None  # resume from the checkpoint after so many steps; None: from the newest
-    restarts: int = 0  # the most restarts that it may take
+    resume_step: int | None = None  # resume from the checkpoint after that many steps; None: from the newest
+    restarts: int = 0  # the most restarts allowed
     on_loss: OnLoss = "stop"  # the reaction to the loss of a host
     replan_when_slow: bool = False
-    allow_missing_island: bool = False  # a run of islands is done even if one of them was cut off
+    allow_missing_island: bool = False  # a run of islands counts as done even if one of them was cut off
 
 
 class SentCode(Record):
@@ -74,7 +74,7 @@ class NetworkGroups(Record):
     """The number of process groups that a trainer's ranks have made on one network."""
 
     network: str | None  # None: all members are on one host
-    net_name: str | None  # the transport that NCCL was told to take
+    net_name: str | None  # the transport that NCCL was set to use
     count: int
 
 
@@ -90,7 +90,7 @@ class Run(FileRecord):
     state: State
     settings: Settings = Settings()
     controller: Controller | None = None
-    code: SentCode | None = None  # None where the job names none
+    code: SentCode | None = None  # None if the job names none
     attempt: int = 0  # counts starts from 0: restarts and new plans
     started_at_s: float  # since 1970
     ended_at_s: float | None = None
@@ -100,17 +100,17 @@ class Run(FileRecord):
     safe_steps: int | None = None  # after which the newest whole checkpoint was taken
     best_steps: int | None = None  # the same of the checkpoint of the lowest validation loss; None: none has a loss
     best_checkpoint: str | None = None  # the sentence on its path and loss
-    early_stop: str | None = None  # why the run ended by itself before its last step, as a sentence
+    early_stop: str | None = None  # the sentence on why the run ended by itself before its last step
     # The last step up to which digests of the traffic between hosts were equal at both ends; None: not compared.
     compared_steps: int | None = None
     bad_lines_skipped: int = 0  # lines of the data, in the last attempt
-    steps_skipped: int = 0  # included: steps that an island skipped because others had gone on without it
-    missing_islands: tuple[int, ...] = ()  # for a run of islands: those that end without the common model
+    steps_skipped: int = 0  # with the steps that an island skipped because others had continued without it
+    missing_islands: tuple[int, ...] = ()  # islands that ended without the common model
     first_loss: float | None = None
     last_loss: float | None = None
     tokens_per_s: float | None = None  # the last attempt's, as the two below
     step_s: float | None = None  # the median, without the first step
     traffic: tuple[MeasuredTraffic, ...] = ()
-    groups: tuple[NetworkGroups, ...] = ()  # of the last attempt, where a trainer's own command makes them
-    not_ended: tuple[str, ...] = ()  # processes or files left on hosts, with the hosts
+    groups: tuple[NetworkGroups, ...] = ()  # of the last attempt, if a trainer's own command makes them
+    not_ended: tuple[str, ...] = ()  # processes or files that remain, with their hosts
     failures: tuple[Failure, ...] = ()

@@ -94,7 +94,7 @@ class TrainerSettings(Record):
         if self.command and self.engine not in get_args(TrainerName):
             raise ValueError(f"command with engine {self.engine}, which is predicted and never launched")
         if self.command and not self.command[0]:
-            raise ValueError("command begins with an empty word, which is no program")
+            raise ValueError("command begins with an empty word, not a program")
         unhooked = unhooked_python(self.command)
         if unhooked is not None:
             raise ValueError(
@@ -105,7 +105,7 @@ class TrainerSettings(Record):
             try:
                 groups = re.compile(self.step_pattern).groupindex
             except re.error as error:
-                raise ValueError(f"step_pattern {self.step_pattern!r} is no regular expression: {error}") from None
+                raise ValueError(f"step_pattern {self.step_pattern!r} is not a regular expression: {error}") from None
             if "loss" not in groups:
                 raise ValueError(f"step_pattern {self.step_pattern!r} has no group `(?P<loss>...)`")
         return self

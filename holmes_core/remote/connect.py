@@ -10,7 +10,11 @@ from holmes_core.remote.transport import Connection
 
 
 def connect(host: str, access: Access) -> Connection:
-    """Return an open connection to `host`. Raises HostError naming the remedy."""
+    """Return an open connection to `host`.
+
+    Raises:
+        HostError: The host cannot be reached or entered. It names the remedy.
+    """
     if access.transport == "slurm":
         return connect_by_slurm(host, access)
     return LocalConnection(host) if access.transport == "local" else SshConnection(host, access)

@@ -33,7 +33,7 @@ class HostCertificate:
     signature_algorithm: str
 
     def fault(self, name: str, now_s: float, algorithms: tuple[str, ...] = ALGORITHMS) -> str | None:
-        """Return why a trusted authority's certificate does not prove a host of that name now; None where it does."""
+        """Return the reason why a trusted authority's certificate does not prove that host now; None if it does."""
         if self.kind != _HOST:
             return "is for a user, not for a host"
         if now_s < self.valid_after_s:
@@ -50,7 +50,11 @@ class HostCertificate:
 
 
 def read_certificate(data: bytes) -> HostCertificate:
-    """Parse a certificate. Raises ValueError if the bytes are none, or its authority did not sign them."""
+    """Parse a certificate.
+
+    Raises:
+        ValueError: The bytes are not a certificate, or its authority did not sign them.
+    """
     reader = _FieldReader(data)
     key_type = reader.text().removesuffix(CERTIFICATE)
     if key_type not in _KEY_FIELDS:
@@ -116,7 +120,7 @@ def _check_whole(options: bytes) -> None:
 
 
 class _FieldReader:
-    """A reader of the fields of SSH's binary format, one after the other. Raises ValueError where one is cut short."""
+    """A reader of the fields of SSH's binary format, in order. A field that is cut short is a ValueError."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -32,7 +32,11 @@ class HostKey:
 
 
 def offered_key(host: str, access: Access) -> HostKey:
-    """Return the key `host` offers. Raises HostError if it is not reached, or another key of it is known."""
+    """Return the key that `host` offers.
+
+    Raises:
+        HostError: The host is not reached, or another key of it is known.
+    """
     settings = ssh_settings(host, access)
     try:
         with _session(host, settings, access) as session:

@@ -41,7 +41,7 @@ class _Refusal:
 
 
 def reached_address(session: paramiko.Transport) -> str | None:
-    """Return the address at the other end; None where a proxy resolves it."""
+    """Return the address at the other end; None if a proxy resolves it."""
     return session.sock.getpeername()[0] if isinstance(session.sock, socket.socket) else None
 
 
@@ -74,7 +74,8 @@ def check_host(host: str, settings: SshSettings, key: paramiko.PKey, address: st
         UnknownHost: Nothing is known of the host.
         HostError: The host is not proven.
     """
-    plain, offered = key.asbytes(), _offered(key)
+    plain = key.asbytes()
+    offered = plain if key.public_blob is None else key.public_blob.key_blob  # with its certificate if it has one
     if key.get_name() == "ssh-rsa" and key.get_bits() < settings.least_rsa_bits:
         text = f"host key of {settings.target} has {key.get_bits()} bits; RequiredRSASize is {settings.least_rsa_bits}"
         raise HostError(host, "key unknown", text, "make a longer key on the host: `ssh-keygen -A` after removing it")
@@ -98,12 +99,6 @@ def check_host(host: str, settings: SshSettings, key: paramiko.PKey, address: st
         if refusal.is_unknown:
             raise UnknownHost(host, "key unknown", refusal.what, refusal.hint)
         raise HostError(host, "key changed", refusal.what, refusal.hint)
-
-
-def _offered(key: paramiko.PKey) -> bytes:
-    """Return the key as the host sent it, with its certificate if it has one."""
-    blob = key.public_blob
-    return key.asbytes() if blob is None else blob.key_blob
 
 
 def _revoked_by_file(
@@ -158,7 +153,7 @@ class _Proof:
         """The fault of the certificate, for the message of a final refusal."""
 
     def refusal(self, name: str, certificate: HostCertificate | None) -> _Refusal | None:
-        """Return None where the host is proven. If the certificate does not prove it, the key itself may."""
+        """Return None if the host is proven. If the certificate does not prove it, the key itself may."""
         lines = known_lines(self._host, self._settings, name)
         keys = (self._key,) if certificate is None else (self._key, certificate.authority)
         revoking = next((line for line in lines if line.marker == REVOKED and line.key in keys), None)
@@ -228,7 +223,7 @@ class _Proof:
 
 
 def forget(name: str, line: KnownLine) -> str:
-    """Return the way to remove the known key of a name: the command, or the line where no command can."""
+    """Return the way to remove the known key of a name: a command, or the line if no command can."""
     if line.is_pattern or not line.file.is_file():
         return f"remove line {line.number} of {line.file}"
     return f"`ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(line.file))}`"

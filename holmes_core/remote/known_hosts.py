@@ -66,7 +66,7 @@ def fingerprint(key: bytes) -> str:
 
 
 def type_of(key: bytes) -> str:
-    """Return the type named inside a key in its wire format; empty where none is named."""
+    """Return the type named inside a key in its wire format; empty if none is."""
     length = int.from_bytes(key[:4], "big")
     return key[4 : 4 + length].decode(errors="replace") if len(key) >= 4 + length else ""
 
@@ -74,7 +74,8 @@ def type_of(key: bytes) -> str:
 def fits(pattern: str, name: str) -> bool:
     """Return True if `name` matches the pattern, in which `*` stands for any letters and `?` for one.
 
-    After a mismatch the last star takes one more letter: at most pattern times name steps, unlike a regular expression.
+    After a mismatch, the last star takes one more letter. So it takes at most len(pattern) * len(name) steps, unlike a
+    regular expression.
     """
     at = place = 0
     after_star, taken = -1, 0
@@ -92,7 +93,11 @@ def fits(pattern: str, name: str) -> bool:
 
 
 def known_lines(host: str, settings: SshSettings, name: str) -> tuple[KnownLine, ...]:
-    """Return the lines of files and KnownHostsCommand for the host `name`. Raises HostError where reading fails."""
+    """Return the lines of files and KnownHostsCommand for the host `name`.
+
+    Raises:
+        HostError: A file cannot be read, or the command fails.
+    """
     found = []
     for file in settings.known_hosts:
         try:
@@ -104,7 +109,7 @@ def known_lines(host: str, settings: SshSettings, name: str) -> tuple[KnownLine,
 
 
 def parsed_key(words: str) -> tuple[str, bytes] | None:
-    """Return type and key of `TYPE KEY`, with any text after it; None where it is malformed."""
+    """Return type and key of `TYPE KEY`, with any text after it; None if it is malformed."""
     key_type, _, rest = words.partition(" ")
     try:
         key = base64.b64decode(rest.split()[0], validate=True)

@@ -75,7 +75,7 @@ def _feed(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read_until(pipe: IO[bytes], deadline: float) -> bytes:
-    """Return the next bytes of a pipe, none at its end. Raises TimeoutError where none arrive before the deadline."""
+    """Return the next bytes of a pipe, none at its end. If none arrive before the deadline, it is a TimeoutError."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):

@@ -124,7 +124,7 @@ class _SshStream(Stream):
 def _log_in(
     host: str, access: Access, jumps_before: str | None = None, onward: tuple[str, ...] = ()
 ) -> paramiko.SSHClient:
-    """Return a client that is logged in to `host`. Raises HostError with the remedy.
+    """Return a client that is logged in to `host`.
 
     `jumps_before`: hosts of a ProxyJump list to pass before this one, instead of its own proxy.
     `onward`: the hosts that are reached through this one.
@@ -199,7 +199,7 @@ class _BoundedPacketizer(Packetizer):
         data: bytes = super()._read_timeout(timeout)  # type: ignore[misc]
         self._greeting_bytes += len(data)
         if self._greeting_bytes > MAX_PACKET_BYTES:
-            raise paramiko.SSHException(f"it sent {self._greeting_bytes} bytes that are no greeting of an SSH server")
+            raise paramiko.SSHException(f"it sent {self._greeting_bytes} bytes that are not an SSH server's greeting")
         return data
 
 

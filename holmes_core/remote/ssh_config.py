@@ -23,9 +23,9 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class SshConfig:
-    """The settings that ssh has for one host, by keyword in small letters; each may stand several times.
+    """The settings that ssh has for one host, by keyword in lower case; a keyword may occur several times.
 
-    `is_known` is False where there is no `ssh` to ask.
+    `is_known` is False if there is no `ssh` here.
     """
 
     lines: tuple[tuple[str, str], ...]
@@ -36,12 +36,12 @@ class SshConfig:
         return [value for name, value in self.lines if name == key]
 
     def one(self, key: str) -> str | None:
-        """Return the value of `key`; None where it has none, or the value `none`."""
+        """Return the value of `key`; None if it has none, or the value `none`."""
         return next((value for value in self.all(key) if value.lower() != "none"), None)
 
 
 def read_ssh_config(host: str, name: str, access: Access) -> SshConfig:
-    """Return what `ssh` uses for `host` by the `name` that it would take on its command line, reached by `access`.
+    """Return the settings that `ssh` would use for `host`, whose name on its command line is `name`.
 
     Raises:
         HolmesError: ssh refuses the configuration, with its words; or a file is named and there is no `ssh`.
@@ -75,7 +75,7 @@ def read_ssh_config(host: str, name: str, access: Access) -> SshConfig:
 
 
 def _limit_memory(pid: int) -> None:
-    """Bound the memory of a process just started, which may have ended; elsewhere than on Linux its time alone is."""
+    """Limit the memory of a process that was just started and may have ended. Only Linux can do this."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -64,7 +64,7 @@ def explain_session(host: str, error: Exception) -> HostError:
     sshd answers "connect failed" (2) for a session beyond its limit. Source: OpenSSH, serverloop.c; RFC 4254, 5.1.
     """
     if isinstance(error, paramiko.ChannelException) and error.code == SESSION_REFUSED:
-        text = "sshd opens no further session on a connection that stands: its `MaxSessions` is too low"
+        text = "sshd opens no further session on this connection: its `MaxSessions` is too low"
         hint = "set `MaxSessions 10`, the default, or more in the host's sshd_config, and reload sshd"
         return HostError(host, "refused session", text, hint)
     text = f"the SSH session was refused: {error or 'connection lost'}"

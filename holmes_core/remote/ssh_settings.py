@@ -72,7 +72,7 @@ class SshSettings:
     checks_address: bool = False
     """CheckHostIP: the address behind the host's name must not be known by another key either."""
     is_configured: bool = True
-    """False where there is no `ssh` here, so that no configuration was read."""
+    """False if there is no `ssh` here, so that no configuration was read."""
 
     @property
     def target(self) -> str:
@@ -95,7 +95,11 @@ class SshSettings:
 
 
 def ssh_settings(host: str, access: Access) -> SshSettings:
-    """Return the settings of `host`. Raises HolmesError where `ssh` refuses the configuration."""
+    """Return the settings of `host`.
+
+    Raises:
+        HolmesError: `ssh` refuses the configuration, the host's name or the user's.
+    """
     name = access.address or host
     check_login(host, name, access.user)  # before `Match exec` gets them
     said = read_ssh_config(host, name, access)
@@ -134,7 +138,7 @@ def ssh_settings(host: str, access: Access) -> SshSettings:
 
 
 def check_login(host: str, address: str, user: str | None) -> None:
-    """Raise HolmesError where `ssh` would not take the address or the user of `host` as one."""
+    """Raise HolmesError if `ssh` would not accept the address or the user of `host`."""
     try:
         checked_ssh_host(address)
         checked_ssh_user(user or "")
@@ -145,7 +149,7 @@ def check_login(host: str, address: str, user: str | None) -> None:
 
 @functools.cache
 def _me() -> pwd.struct_passwd:
-    """Return this user's entry. Raises HolmesError without one, as in a container with a number for a user."""
+    """Return this user's entry. A container with a number for a user may have none."""
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError:
@@ -169,7 +173,7 @@ def _at_home(path: str) -> str:
 
 
 def _paths(value: str) -> tuple[Path, ...]:
-    """Return the files of a list, in which ssh prints no quotes: words that name a file together are one name."""
+    """Return the files of a list. ssh prints no quotes, so words that together name a file are one name."""
     words, found = value.split(" "), []
     while words:
         joined = (" ".join(words[:count]) for count in range(len(words), 1, -1))
@@ -191,7 +195,7 @@ def _command(value: str | None, words: dict[str, str]) -> tuple[str, ...]:
 
 
 def _ours(algorithms: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ssh's algorithms that are `usual` here too, in ssh's order."""
+    """Return ssh's algorithms that `usual` contains, in ssh's order."""
     return usual if algorithms is None else tuple(each for each in algorithms.split(",") if each in usual)
 
 

@@ -33,13 +33,13 @@ class Stream(Protocol):
     """A running command. Closing its input signals that the controller has stopped listening."""
 
     def send(self, data: bytes) -> None:
-        """Write to the command's standard input. Raises OSError if it is gone."""
+        """Write to the command's standard input; it is an OSError if the command is gone."""
 
     def close_input(self) -> None:
         """Close the command's standard input; harmless when already closed."""
 
     def lines(self) -> Iterator[str]:
-        """Yield lines of standard output to its end. Raises HostError where one is too long, and ends the command."""
+        """Yield lines of standard output to its end. A line that is too long ends the command with a HostError."""
 
     def wait(self) -> tuple[int, str]:
         """Return exit code (negative: signal, unknown: 255) and the last of standard error, after the output ended."""
@@ -52,7 +52,7 @@ class Connection(Protocol):
     """A host with an open login."""
 
     def run(self, command: str, stdin: bytes, timeout_s: float) -> Completed:
-        """Run a shell command to its end. Raises HostError when it exceeds `timeout_s` or prints too much."""
+        """Run a shell command to its end. It is a HostError if it exceeds `timeout_s` or prints too much."""
 
     def open(self, command: str) -> Stream:
         """Start a shell command that stays connected to its caller."""
@@ -82,7 +82,7 @@ class BackgroundReader:
 
 
 def read_answer(host: str, read: Read) -> bytes:
-    """Read all of an output. Raises HostError naming the host where it is longer than an answer may be."""
+    """Read all of an output. It is a HostError if that is longer than an answer may be."""
     data = bytearray()
     while chunk := read():
         data += chunk

@@ -1,4 +1,4 @@
-"""The keys a user logs in by, in ssh's order: each with its certificates first, then alone; then the agent's."""
+"""The keys by which a user logs in, in ssh's order: each with its certificates, then alone; then the agent's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UserKeys:
         """The last error with a key, for the message of a final refusal."""
 
     def authenticate(self, transport: paramiko.Transport) -> None:
-        """Log in. Raises the server's answer to the last key, or the reason why that was not tried."""
+        """Log in, or raise the server's answer to the last key, or the reason why it was not tried."""
         for key in self._keys():
             try:
                 more = transport.auth_publickey(self._settings.user, key)
@@ -56,7 +56,7 @@ class UserKeys:
                     yield held
 
     def _read_key(self, file: Path) -> paramiko.PKey | None:
-        """Read a private key; None where it cannot be read, as ssh skips it too."""
+        """Read a private key; None if it cannot be read, since ssh skips such a key too."""
         if not file.is_file():
             return None
         for key_class in _CLASSES:
@@ -67,13 +67,13 @@ class UserKeys:
                 return None
             except (paramiko.SSHException, OSError, ValueError, IndexError):
                 continue  # a key of another class
-        self._fault = paramiko.AuthenticationException(f"{file} holds no private key that is read here")
+        self._fault = paramiko.AuthenticationException(f"{file} holds no private key that can be read here")
         return None
 
 
 def _certificates(file: Path, settings: SshSettings) -> list[Path]:
-    beside = Path(f"{file}-cert.pub")
-    return [path for path in (*map(Path, settings.certificate_files), beside) if path.is_file()]
+    usual = Path(f"{file}-cert.pub")
+    return [path for path in (*map(Path, settings.certificate_files), usual) if path.is_file()]
 
 
 def _public_blob(file: Path) -> bytes | None:

@@ -1,6 +1,6 @@
-"""A command that starts a trainer, taken apart: variables, what starts the ranks, the program, its options.
+"""A trainer's command in parts: variables, the starter of ranks, the program, its options.
 
-No shell reads the text. Words that only a shell could complete are refused by name.
+No shell reads the text. Words that only a shell could expand are refused by name.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CommandOption(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainerCommand:
-    """A command, taken apart. `starter` is torchrun, deepspeed, accelerate launch, or "" for none.
+    """The parts of a command. `starter` is torchrun, deepspeed, accelerate launch, or "" for none.
 
     `dropped`: words of schedulers and the like, which `holmes launch` replaces. `start_options` are the starter's.
     """
@@ -65,7 +65,7 @@ class TrainerCommand:
 
     @property
     def num_ranks(self) -> int | None:
-        """The ranks that the starter's own options ask for, None if they do not say."""
+        """The number of ranks in the starter's own options; None if it is not there."""
         given = {each.name.replace("_", "-"): each.values for each in self.start_options}
         hosts = _number(given, "--nnodes", "--num-nodes", "--num-machines")
         each = _number(given, "--nproc-per-node", "--num-gpus")
@@ -79,7 +79,11 @@ def _number(given: Mapping[str, tuple[str, ...]], *names: str) -> int | None:
 
 
 def read_command(text: str) -> TrainerCommand:
-    """Return the parts of the command `text`. Raises HolmesError for one that needs a shell, or starts no Python."""
+    """Return the parts of the command `text`.
+
+    Raises:
+        HolmesError: The command needs a shell, or starts no Python program.
+    """
     if len(text) > MAX_CHARACTERS:
         raise HolmesError(f"command of {len(text)} characters; at most {MAX_CHARACTERS} are read", "shorten it")
     text = re.sub(r"\\\r?\n", " ", text).strip()
@@ -119,7 +123,7 @@ def _option(words: tuple[str, ...]) -> CommandOption:
 
 
 def _refuse_shell_syntax(text: str) -> None:
-    """Raise HolmesError for variables, operators and patterns outside of quotes, and variables in double quotes."""
+    """Raise HolmesError for operators and patterns outside of quotes, and for variables not in single quotes."""
     pieces = _PIECES.findall(text)
     expanded = "".join(re.sub(r"\\.", "", piece) for piece in pieces if piece[0] not in "'\\")
     if variables := _VARIABLE.findall(expanded):
@@ -138,7 +142,7 @@ def _refuse_shell_syntax(text: str) -> None:
 
 
 def _outer(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...], list[str]]:
-    """Return the variables before the command, the words of what spreads it over hosts, and the other words."""
+    """Return the variables before the command, the words that spread it over hosts, and the other words."""
     environment: dict[str, str] = {}
     dropped: list[str] = []
     rest = list(words)
@@ -167,7 +171,7 @@ def _starts_command(word: str) -> bool:
 
 
 def _starter(words: list[str]) -> tuple[str, list[str]]:
-    """Return the name of what starts ranks, "" for none, and the words after it."""
+    """Return the name of the starter of ranks, "" for none, and the words after it."""
     name = PurePosixPath(words[0]).name if words else ""
     if name == "accelerate":
         if words[1:2] != ["launch"]:
@@ -183,10 +187,7 @@ def _starter(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _program(starter: str, words: list[str]) -> tuple[list[str], tuple[str, ...], list[str]]:
-    """Return a starter's options, the program in the words of one rank, and the words after it.
-
-    Raises HolmesError where no Python program is found.
-    """
+    """Return a starter's options, the program in the words of one rank, and the words after it."""
     at = next((at for at, word in enumerate(words) if _is_program(word)), None)
     is_python = bool(words) and _PYTHON.fullmatch(words[0]) is not None
     if at is not None and not starter and not is_python and at > 0:

@@ -17,7 +17,11 @@ _LAYOUT = re.compile(r"[EtL|(),*0-9]{1,2000}")
 
 
 def import_megatron(command: TrainerCommand) -> ImportedJob:
-    """Return the job that the command fixes. Raises HolmesError for a model or degrees that cannot be planned."""
+    """Return the job that the command fixes.
+
+    Raises:
+        HolmesError: The model or the degrees cannot be planned.
+    """
     options = OptionReader(command.options)
     options.refuse(REFUSED, HARMLESS, _UNREAL)
     tp = options.whole("--tensor-model-parallel-size") or 1
@@ -100,7 +104,7 @@ def _check_degrees(options: OptionReader, tp: int, num_ranks: int | None, ranks_
         what = f"command: --tensor-model-parallel-size {tp} does not divide --num-attention-heads {heads}"
         raise HolmesError(what, "choose a divisor of it, or leave the option out for Holmes to choose")
     if num_ranks is not None and num_ranks % ranks_a_replica:
-        what = f"command: {num_ranks} ranks are no multiple of tp x pp x cp = {ranks_a_replica}"
+        what = f"command: {num_ranks} ranks are not a multiple of tp x pp x cp = {ranks_a_replica}"
         raise HolmesError(what, "correct the degrees or the starter's counts, or leave the starter's counts out")
 
 
@@ -147,12 +151,12 @@ def _chunks(options: OptionReader, num_layers: int, pp: int) -> int:
         return options.whole("--num-virtual-stages-per-pipeline-rank") or 1
     if num_layers % (pp * a_chunk):
         what = f"command: --num-layers-per-virtual-pipeline-stage {a_chunk}: {num_layers} layers in {pp} ranks"
-        raise HolmesError(f"{what} are no whole number of such stages", "correct it")
+        raise HolmesError(f"{what} do not make a whole number of such stages", "correct it")
     return num_layers // (pp * a_chunk)
 
 
 def _even_layers(options: OptionReader, num_layers: int, pp: int, chunks: int) -> list[int]:
-    """Return the layers of each stage: equally many, but where options say otherwise of the first or the last."""
+    """Return the layers of each stage: equally many, except for a first or last stage that options fix."""
     stages = pp * chunks
     embedding = options.has("--account-for-embedding-in-pipeline-split")
     loss = options.has("--account-for-loss-in-pipeline-split")
@@ -174,7 +178,7 @@ def _even_layers(options: OptionReader, num_layers: int, pp: int, chunks: int) -
 
 
 def _layout_layers(text: str) -> list[int]:
-    """Return the layers of each stage of `--pipeline-model-parallel-layout`. Raises HolmesError for another content."""
+    """Return the layers of each stage of `--pipeline-model-parallel-layout`."""
     what = f"command: --pipeline-model-parallel-layout {shown(text)}"
     if not _LAYOUT.fullmatch(text):
         raise HolmesError(f"{what}: other parts than E, t and L are not planned", "write a layout of these")

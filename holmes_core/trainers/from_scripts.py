@@ -1,6 +1,6 @@
-"""The command of a script with DeepSpeed, accelerate, Hugging Face's Trainer or torch alone, as keys of job.yaml.
+"""The command of a script with DeepSpeed, accelerate, Hugging Face's Trainer or only torch, as keys of job.yaml.
 
-Such a script reads its own degrees and batches, so that all its options stay in the command.
+Such a script reads its own degrees and batches, so all its options stay in the command.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from holmes_core.trainers.imported_job import (
     job_sections,
     known,
     outer_rows,
+    with_underscores,
 )
 from holmes_runtime.config.checks import shown as shown_value
 
@@ -48,7 +49,7 @@ _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 
 def settings_file(command: TrainerCommand) -> str | None:
     """Return the name of the file with DeepSpeed's settings, None if the command names none."""
-    options = OptionReader(command.options, _spelled)
+    options = OptionReader(command.options, with_underscores)
     files = (*options.values("--deepspeed_config"), *options.values("--deepspeed"))
     return files[0] if files else None
 
@@ -56,10 +57,11 @@ def settings_file(command: TrainerCommand) -> str | None:
 def import_script(command: TrainerCommand, engine: TrainerName, settings: Mapping[str, Any]) -> ImportedJob:
     """Return the job that the command fixes; `settings`: DeepSpeed's, from its file.
 
-    Raises HolmesError for a setting that cannot be planned, or that a launch would lose.
+    Raises:
+        HolmesError: A setting cannot be planned, or a launch would lose it.
     """
-    options = OptionReader(command.options, _spelled)
-    start = OptionReader(command.start_options if command.starter == ACCELERATE else (), _spelled)
+    options = OptionReader(command.options, with_underscores)
+    start = OptionReader(command.start_options if command.starter == ACCELERATE else (), with_underscores)
     _check_start_options(start)
     mixed = start.text("--mixed_precision")
     words, rows = options.sorted_by(_rule)
@@ -88,10 +90,6 @@ def import_script(command: TrainerCommand, engine: TrainerName, settings: Mappin
     if data.get("steps", 1) == -1:
         del data["steps"]  # the Trainer's default: as many as its epochs take
     return ImportedJob(data | sections, (*outer_rows(command), *rows, *_setting_rows(settings)), tuple(parallel))
-
-
-def _spelled(name: str) -> str:
-    return "--" + name[2:].replace("-", "_")
 
 
 def _rule(name: str) -> OptionRule:
@@ -133,7 +131,7 @@ def _replicas(micro: int, accumulated: int, batch: int, num_ranks: int | None) -
 
 
 def _zero(settings: Mapping[str, Any]) -> int | None:
-    """Return the ZeRO stage to plan for the settings. Raises HolmesError for one that cannot be planned."""
+    """Return the ZeRO stage to plan for the settings."""
     if not settings:
         return None
     stage = _zero_section(settings).get("stage", 0)

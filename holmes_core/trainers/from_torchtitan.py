@@ -16,6 +16,7 @@ from holmes_core.trainers.imported_job import (
     job_sections,
     known,
     outer_rows,
+    with_underscores,
 )
 from holmes_runtime.config.run_settings import Recompute
 
@@ -85,11 +86,15 @@ _KEPT_PREFIXES = (
 
 
 def import_torchtitan(command: TrainerCommand) -> ImportedJob:
-    """Return the job that the command fixes. Raises HolmesError for a setting that cannot be planned."""
+    """Return the job that the command fixes.
+
+    Raises:
+        HolmesError: A setting cannot be planned.
+    """
     words = [word for option in command.options for word in option.words]
     at = next((at for at, word in enumerate(words) if word.startswith(_SUBCOMMAND)), len(words))
     words, behind = words[:at], words[at:]
-    options = OptionReader(split_options(words), _spelled)
+    options = OptionReader(split_options(words), with_underscores)
     options.refuse(_REFUSED, _HARMLESS, "leave it out: `holmes plan` takes such a job.yaml")
     name = options.text("--config") or ""
     config = next((each for start, each in _CONFIGS.items() if re.fullmatch(rf"{start}(_.*)?", name)), None)
@@ -110,10 +115,6 @@ def import_torchtitan(command: TrainerCommand) -> ImportedJob:
     rows = [*outer_rows(command), *rows]
     sections = job_sections(command, "torchtitan", (*kept, *behind))
     return ImportedJob(data | sections, rows, ("recompute",) if behind else ())
-
-
-def _spelled(name: str) -> str:
-    return "--" + name[2:].replace("-", "_")
 
 
 def _rule(name: str) -> OptionRule:

@@ -11,8 +11,8 @@ from holmes_core.errors import HolmesError
 from holmes_core.trainers.command_line import PLACED, CommandOption, TrainerCommand, shown
 
 OptionFate = Literal["taken", "decided", "not counted", "kept", "not understood"]
-"""taken: read into job.yaml, and left in the command. decided: taken out of the command; `parallel` fixes it, or Holmes
-does. The others stay in the command: the plan leaves them out of account, or they change no plan, or are not known.
+"""taken: read into job.yaml, and left in the command. decided: removed from the command; `parallel` or Holmes fixes it.
+All others stay in the command: the plan ignores their effect, or they have none on plans, or they are not known.
 """
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")  # names of variables with values that go into no file
 
@@ -55,7 +55,7 @@ class OptionReader:
         return name in self._last
 
     def text(self, *names: str) -> str | None:
-        """Return the value of the first of these options that is given. Raises HolmesError if it has none."""
+        """Return the value of the first of these options that is given, which must have one."""
         found = next((self._last[name] for name in names if name in self._last), None)
         if found is not None and not found.values:
             raise HolmesError(f"command: {found.name} has no value", "add a value after it")
@@ -66,7 +66,7 @@ class OptionReader:
         return self._last[name].values if name in self._last else ()
 
     def whole(self, *names: str, least: int = 1) -> int | None:
-        """Return the value as a whole number. Raises HolmesError for another, or one below `least`."""
+        """Return the value, which must be a whole number of at least `least`."""
         text = self.text(*names)
         if text is None:
             return None
@@ -132,6 +132,11 @@ def job_sections(
     if environment:
         sections["launch"] = {"environment": environment}
     return sections
+
+
+def with_underscores(name: str) -> str:
+    """Return an option's name as Python's argument parsers with underscores have it."""
+    return "--" + name[2:].replace("-", "_")
 
 
 def known(**values: object) -> dict[str, object]:

@@ -23,14 +23,17 @@ from planner.layout.usual_order import usual_ranks
 from planner.problem.group_places import misplaced_group
 from planner.problem.problem import Problem, read_problem
 from planner.schedule.buckets import BucketSeconds
-from planner.schedule.shared_core_runs import simulate_sharing
 from planner.search.placement import even_shares
 
 FEATURES = ("pipeline", "uneven", "overlap")
 
 
 def parse_features(text: str) -> tuple[str, ...]:
-    """Return the features named in `text`. Raises HolmesError (wrong usage) for an unknown one."""
+    """Return the features named in `text`.
+
+    Raises:
+        HolmesError: A feature is unknown (wrong usage).
+    """
     named = [each.strip() for each in text.split(",")]
     unknown = [each for each in named if each not in FEATURES]
     if unknown:
@@ -86,8 +89,7 @@ def _memory_fault(problem: Problem, layout: Layout) -> str | None:
 def _step_s(problem: Problem, layout: Layout, overlaps: bool) -> float:
     costs = LayoutCosts(problem, layout)
     buckets = costs.buckets() if overlaps else [[_together(stage)] for stage in costs.buckets()]
-    simulated_s = simulate_sharing(costs.pipelines(), buckets, costs.most_faster)
-    return simulated_s + sum(costs.norm_s()) + costs.tied_s() + costs.optimizer_s()
+    return costs.step_s(buckets)
 
 
 def _together(buckets: Sequence[BucketSeconds]) -> BucketSeconds:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from holmes_core.errors import HolmesError
@@ -131,7 +132,7 @@ def advise(
     engine = engine_sentence(inventory, plan, min(effort.limit_s, left.seconds))
     engine += long_context_sentence(inventory, plan, min(effort.limit_s, left.seconds))
     engine += trained_sentence(inventory, plan, min(effort.limit_s, left.seconds))
-    return Advised(tuple(sorted(worth, key=_step_s)), tuple(untried), codecs, batch, engine)
+    return Advised(tuple(sorted(worth, key=attrgetter("step_s"))), tuple(untried), codecs, batch, engine)
 
 
 def _price_networks(
@@ -141,18 +142,18 @@ def _price_networks(
 
     The best are replanned if `effort` allows it after `num_hosts` more hosts.
     """
-    anew, networks, unpriced = TimeLeft(effort.limit_s), list[Advice](), list[str]()
+    replanning, networks, unpriced = TimeLeft(effort.limit_s), list[Advice](), list[str]()
     for change, words in faster_networks(inventory, plan.job):
         if left.seconds:
             networks.append(Advice(change, words, reprice_step_s(change.applied_to(inventory), plan)))
         else:
             unpriced.append(str(change))
-    networks.sort(key=_step_s)
+    networks.sort(key=attrgetter("step_s"))
     affordable = max(0, min(REPLANNED, effort.candidates // plan.solve.candidates - num_hosts))
     if plan.order == "usual":
         affordable = 0
     for at, advice in enumerate(networks[:affordable]):
-        left_s = min(anew.seconds, left.seconds)
+        left_s = min(replanning.seconds, left.seconds)
         if left_s > 0:
             anew_s = _searched_s(advice.change.applied_to(inventory), plan.job, left_s, advice.step_s)
             networks[at] = replace(advice, step_s=min(anew_s, advice.step_s))
@@ -168,13 +169,13 @@ def _price_codecs(inventory: Inventory, plan: Plan, effort: Effort, left: TimeLe
         return
     job, now = plan.job, plan.prediction
     packs = (now.step_s - now.exposed_edge_s - now.exposed_dp_s) * WORTH_LOSING <= now.step_s
-    anew, affordable = TimeLeft(effort.limit_s), effort.candidates // max(1, plan.solve.candidates)
+    replanning, affordable = TimeLeft(effort.limit_s), effort.candidates // max(1, plan.solve.candidates)
     for codec in CODECS[CODECS.index(job.wire.edges) + 1 :]:
         allowing = job.model_copy(update={"wire": job.wire.model_copy(update={"edges": codec})})
         if allowed_codecs(allowing) == allowed_codecs(job) or not left.seconds:
             continue
         step_s = repacked_step_s(inventory, plan, allowing) if packs else now.step_s
-        left_s = min(anew.seconds, left.seconds)
+        left_s = min(replanning.seconds, left.seconds)
         if affordable > 0 and left_s > 0:
             affordable -= 1
             step_s = min(step_s, _searched_s(inventory, allowing, left_s, step_s))
@@ -233,7 +234,3 @@ def _more_hosts(inventory: Inventory) -> Iterator[tuple[MoreHost, str]]:
         like = cluster.hosts[-1]
         name = next(name for number in range(1, len(taken) + 2) if (name := f"new-{number}") not in taken)
         yield MoreHost(name, like), f"one more host like {like} in {cluster.name}"
-
-
-def _step_s(advice: Advice) -> float:
-    return advice.step_s

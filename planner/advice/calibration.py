@@ -45,8 +45,10 @@ def calibrate(inventory: Inventory, run: Path) -> Calibration:
     is known, and any difference is attributed to compute. memory_margin is the excess of the fullest GPU's memory over
     the predicted bytes, plus a percent for differences from run to run. For islands, together or one alone,
     compute_factor is the busiest island's seconds of a round over the model's; networks stay as they are, since no step
-    crosses those between islands. Raises HolmesError (wrong usage) if the folder holds no run with two steps, or one
-    on other hosts.
+    crosses those between islands.
+
+    Raises:
+        HolmesError: The folder holds no run with two steps, or a run on other hosts (wrong usage).
     """
     plan = read_any((Plan, IslandsPlan), run / "plan.json", inside=run).record
     if isinstance(plan, IslandsPlan):
@@ -115,7 +117,11 @@ def calibrated(job: Job, calibration: Calibration) -> Job:
 
 
 def read_medians(path: Path) -> StepMedians:
-    """Return the medians of metrics.jsonl. Raises HolmesError (wrong usage) without two steps."""
+    """Return the medians of metrics.jsonl.
+
+    Raises:
+        HolmesError: The file has fewer than two steps, or cannot be read (wrong usage).
+    """
     try:
         lines = read_regular(path, MAX_BYTES, inside=path.parent).decode("utf-8").splitlines()
         steps = [_step(line) for line in lines if line.strip()][1:]
@@ -134,7 +140,7 @@ def read_medians(path: Path) -> StepMedians:
 
 
 def _step(line: str) -> tuple[float, float | None, int]:
-    """Return step_s, compute_s and memory_bytes, 0 where missing. Raises ValueError for anything but a step."""
+    """Return step_s, compute_s and memory_bytes, 0 if missing, of a line that must be a step."""
     step = json_values(line)
     if isinstance(step, dict):
         step_s, compute_s, memory_bytes = step.get("step_s"), step.get("compute_s"), step.get("memory_bytes") or 0

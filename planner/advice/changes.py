@@ -48,7 +48,7 @@ class LinkRate:
         return f"link:{'-'.join(self.clusters)}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with that rate. Raises HolmesError if a cluster or the shared network is missing."""
+        """Return the inventory with that rate."""
         one, other = (_known_cluster(inventory, self, name) for name in self.clusters)
         if inventory.shared is None:
             raise refused(self, "the clusters have no network in common, so there is no rate to change")
@@ -79,7 +79,7 @@ class TrunkRate:
         return f"trunk:{'-'.join(self.clusters)}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with that trunk. Raises HolmesError if a cluster is missing."""
+        """Return the inventory with that trunk."""
         for name in self.clusters:
             _known_cluster(inventory, self, name)
         others = tuple(trunk for trunk in inventory.trunks if set(trunk.clusters) != set(self.clusters))
@@ -102,7 +102,7 @@ class FabricRate:
         return f"fabric:{self.cluster}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with that rate. Raises HolmesError if the cluster is missing."""
+        """Return the inventory with that rate."""
         cluster, rate = _known_cluster(inventory, self, self.cluster), self.bandwidth_bytes_per_s
         rdma = any(port.rdma_bandwidth_bytes_per_s is not None for port in cluster.fabric.ports)
         rate_of = "rdma_bandwidth_bytes_per_s" if rdma else "bandwidth_bytes_per_s"
@@ -127,10 +127,7 @@ class NicRate:
         return f"nic:{self.host}/{self.interface}={_rate(self.bandwidth_bytes_per_s)}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with that interface changed, and the host's ports on the interface's networks.
-
-        Raises HolmesError if the host or the interface is missing.
-        """
+        """Return the inventory with that interface changed, and the host's ports on the interface's networks."""
         host, cluster = _known_host(inventory, self, self.host)
         changed = self._changed_host(host)
         rails = {nic.hca: bytes_per_s_from_gbps(nic.rate_gbps or 0.0) for nic in changed.nics}
@@ -183,10 +180,7 @@ class MoreHost:
         return f"+host:{self.name}=like:{self.like}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with the new host right after the one it copies.
-
-        Raises HolmesError if that host is missing, or if the new name is taken.
-        """
+        """Return the inventory with the new host right after the one it copies."""
         model, cluster = _known_host(inventory, self, self.like)
         if any(host.name == self.name for host in inventory.hosts):
             raise refused(self, f"host {self.name!r} is already in the inventory")
@@ -214,7 +208,7 @@ class WithoutHost:
         return f"-host:{self.name}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory without that host, and without its cluster if it has no other. Raises HolmesError."""
+        """Return the inventory without that host, and without its cluster if it has no other."""
         _, cluster = _known_host(inventory, self, self.name)
 
         def left(network: Network) -> Network:
@@ -241,7 +235,7 @@ class GpuType:
         return f"gpu:{self.cluster}={self.gpu}"
 
     def applied_to(self, inventory: Inventory) -> Inventory:
-        """Return the inventory with such GPUs. Raises HolmesError if the cluster or the product is not known."""
+        """Return the inventory with such GPUs."""
         names = _known_cluster(inventory, self, self.cluster).hosts
         product = product_of(self.gpu)
         if product is None:
@@ -265,7 +259,8 @@ Change = GpuType | LinkRate | TrunkRate | FabricRate | NicRate | MoreHost | With
 def apply_changes(inventory: Inventory, changes: Iterable[Change]) -> Inventory:
     """Return `inventory` with the changes, one after another.
 
-    Raises HolmesError (wrong usage) with the change and the missing host, cluster or interface.
+    Raises:
+        HolmesError: A host, cluster, interface or GPU is not known, or a name is taken (wrong usage).
     """
     for change in changes:
         inventory = change.applied_to(inventory)

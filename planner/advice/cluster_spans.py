@@ -42,7 +42,7 @@ def _group_slots(inventory: Inventory, plan: Plan) -> Counter[str]:
 
 
 def _room(group_slots: Mapping[str, int], held: Sequence[Mapping[str, int]], pp_rank: int) -> dict[str, int]:
-    """Return, by cluster, the number of replicas of the pipeline rank that fit next to the other pipeline ranks."""
+    """Return, by cluster, the number of replicas of the pipeline rank for which the others leave room."""
     others = [counts for each, counts in enumerate(held) if each != pp_rank]
     return {name: count - sum(counts.get(name, 0) for counts in others) for name, count in group_slots.items()}
 
@@ -56,8 +56,8 @@ def _reason(plan: Plan, held: Mapping[str, int], room: Mapping[str, int]) -> str
     if room[roomiest] >= plan.dp:
         return f"{roomiest} alone has room, but the search found no faster step that way"
     counts = [f"{name} {'' if index else 'has room '}for {room[name]}" for index, name in enumerate(sorted(held))]
-    beside = " next to the other stages" if plan.pp > 1 else ""
-    return f"{_joined(counts)} of {plan.dp} replicas{beside}"
+    placed = "with the other stages placed, " if plan.pp > 1 else ""
+    return f"{placed}{_joined(counts)} of {plan.dp} replicas"
 
 
 def _sentence(plan: Plan, pp_ranks: Sequence[int], clusters: str, reason: str) -> str:

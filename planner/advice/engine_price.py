@@ -11,7 +11,7 @@ from holmes_core.units import format_seconds
 from planner.cost.engines import FreeTrainer, LongContextTrainer, engine_of
 from planner.cost.trained import stage_of
 from planner.layout.write_out import WrittenPlan
-from planner.make_plan import planned_anew, planned_step_s
+from planner.make_plan import plan_quickly, planned_step_s
 from planner.problem.context_groups import LONG_TOKENS, context_degrees
 from planner.time_left import TimeLeft
 
@@ -28,7 +28,7 @@ def engine_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[s
         return ()
     job = plan.job.model_copy(update={"trainer": FreeTrainer(engine=trainer.engine)})
     try:
-        _, free = planned_anew(inventory, job, limit_s)
+        _, free = plan_quickly(inventory, job, limit_s)
     except HolmesError:  # no time
         return ()
     step_s, free_s = plan.prediction.step_s, free.prediction.step_s
@@ -76,7 +76,7 @@ def trained_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[
     if plan.order == "usual" or limit_s <= 0:
         return (f"{said}.",)
     try:
-        _, whole = planned_anew(inventory, job.model_copy(update={"trainable": None}), limit_s)
+        _, whole = plan_quickly(inventory, job.model_copy(update={"trainable": None}), limit_s)
     except HolmesError:  # no room, or no time
         return (f"{said}.",)
     candidate, step_s = whole.layout.candidate, format_seconds(whole.prediction.step_s)

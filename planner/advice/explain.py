@@ -254,13 +254,12 @@ def shares_sentence(plan: Plan) -> tuple[str, ...]:
         held.setdefault(number, []).append(replica)
     if len(held) == 1:
         return ()
-    parts = [f"{counted('replica', held[number])} {_runs(held[number])} {number}" for number in sorted(held)[::-1]]
+    parts = [
+        f"{counted('replica', replicas)} {'run' if len(replicas) > 1 else 'runs'} {number}"
+        for number, replicas in sorted(held.items(), reverse=True)
+    ]
     said = f"{', '.join(parts[:-1])} and {parts[-1]} micro-batches per step"
     return (f"{said[0].upper()}{said[1:]}; the gradient is the mean over all of them.",)
-
-
-def _runs(replicas: Sequence[int]) -> str:
-    return "run" if len(replicas) > 1 else "runs"
 
 
 def leave_hosts(plan: Plan) -> list[bool]:

@@ -6,6 +6,7 @@ Most answers are new plans under one more condition, each made in the remaining 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil, prod
 
 from holmes_core.errors import HolmesError
@@ -19,7 +20,7 @@ from planner.advice.advise import faster_networks
 from planner.advice.changes import FabricRate, LinkRate, MoreHost, TrunkRate, apply_changes
 from planner.advice.left_out import left_out_sentences
 from planner.layout.write_out import WrittenPlan, step_parts_of
-from planner.make_plan import planned_anew
+from planner.make_plan import plan_quickly
 from planner.problem.problem import Problem, read_problem
 from planner.schedule.runners_up import why_slower
 from planner.time_left import TimeLeft
@@ -60,7 +61,7 @@ def _in_short(problem: Problem, written: WrittenPlan, plan: Plan) -> PlannedStep
 def _under(inventory: Inventory, plan: Plan, job: Job, question: str, left: TimeLeft) -> PlanAnswer:
     """Return the answer from the plan of `job`: that it does not fit, or is slower, and why."""
     try:
-        problem, written = planned_anew(inventory, job, left.seconds)
+        problem, written = plan_quickly(inventory, job, left.seconds)
     except HolmesError as error:
         return PlanAnswer(question=question, answer=f"no plan: {error.what}")
     short = _in_short(problem, written, plan)
@@ -177,16 +178,13 @@ def _where_it_changes(inventory: Inventory, plan: Plan, twice: LinkRate | Fabric
 
 
 def _scaled(change: LinkRate | FabricRate, factor: float) -> LinkRate | FabricRate:
-    rate = change.bandwidth_bytes_per_s * factor
-    if isinstance(change, LinkRate):
-        return LinkRate(change.clusters, rate)
-    return FabricRate(change.cluster, rate)
+    return replace(change, bandwidth_bytes_per_s=change.bandwidth_bytes_per_s * factor)
 
 
 def _another(inventory: Inventory, plan: Plan, left: TimeLeft) -> str | None:
     """Return a description of the plan on the changed inventory; None if it has the degrees and hosts of `plan`."""
     try:
-        short = _in_short(*planned_anew(inventory, plan.job, left.seconds), plan)
+        short = _in_short(*plan_quickly(inventory, plan.job, left.seconds), plan)
     except HolmesError as error:
         return f"no plan: {error.what}"
     same = (short.tp, short.pp, short.dp, short.crossing) == (plan.tp, plan.pp, plan.engine_dp, plan.solve.crossing)
@@ -201,14 +199,10 @@ def _week(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnsw
     steps, total_s = int(WEEK_S / step_s), job.steps * step_s
     tokens = steps * job.global_batch_size * job.model.seq_length
     room = f"a week has {steps} steps, {tokens / 1e9:.4g} billion tokens"
+    whole = f"{'all' if total_s <= WEEK_S else 'not all'} {job.steps} steps, {format_duration(total_s)}"
+    yield PlanAnswer(question="what fits into a week?", answer=f"{whole}; {room}")
     if total_s <= WEEK_S:
-        yield PlanAnswer(
-            question="what fits into a week?", answer=f"all {job.steps} steps, {format_duration(total_s)}; {room}"
-        )
         return
-    yield PlanAnswer(
-        question="what fits into a week?", answer=f"not all {job.steps} steps, {format_duration(total_s)}; {room}"
-    )
     like = plan.nodes[-1].host
     count = ceil(len(plan.nodes) * (total_s / WEEK_S - 1))
     for _ in range(TRIES):
@@ -217,7 +211,7 @@ def _week(inventory: Inventory, plan: Plan, left: TimeLeft) -> Iterator[PlanAnsw
         more = [MoreHost(f"more-{number}", like) for number in range(1, count + 1)]
         question = f"with {count} more host{'s' if count > 1 else ''} like {like}?"
         try:
-            problem, written = planned_anew(apply_changes(inventory, more), job, left.seconds)
+            problem, written = plan_quickly(apply_changes(inventory, more), job, left.seconds)
         except HolmesError:
             return
         ends_s = job.steps * written.prediction.step_s

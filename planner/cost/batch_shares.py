@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -40,7 +40,8 @@ class BatchShares:
         # Replicas that share weights run equally many micro-batches; interleaving runs rounds of pp micro-batches.
         self._in_rounds = (fixed.chunks or 1) > 1 or fixed.schedule == "interleaved"
         self._must_divide = not engine_of(job).unequal_replicas or job.zero == 3 or self._in_rounds
-        self._even = {size: list(_divisors(self._batch // size, num_slots)) for size in self._sizes}
+        totals = {size: self._batch // size for size in self._sizes}
+        self._even = {size: [n for n in range(1, min(m, num_slots) + 1) if m % n == 0] for size, m in totals.items()}
 
     def of(self, classes: Sequence[ClassRoom], pp: int) -> list[tuple[int, int]]:
         """Return the (dp, micro-batch size) pairs for which pipelines of `pp` tensor groups have slots, ascending.
@@ -73,10 +74,6 @@ class BatchShares:
 def least_as_good(total: int, dp: int) -> int:
     """Return the fewest replicas whose busiest one runs no more of `total` micro-batches than with `dp` replicas."""
     return -(-total // -(-total // dp))
-
-
-def _divisors(number: int, most: int) -> Iterator[int]:
-    return (each for each in range(1, min(number, most) + 1) if number % each == 0)
 
 
 def _rooms(classes: Sequence[ClassRoom], pp: int) -> set[int]:

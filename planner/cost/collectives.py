@@ -91,7 +91,10 @@ def shard_exchange_bytes(size_bytes: float, num_ranks: int) -> float:
     """Return the bytes each member sends, and receives, in one reduce-scatter or one all-gather: (n-1)/n size.
 
     A ring moves as many as an all-to-all with a local sum. Source: Patarasuk and Yuan, Bandwidth optimal all-reduce
-    algorithms, 2009. Raises ValueError if num_ranks < 1.
+    algorithms, 2009.
+
+    Raises:
+        ValueError: `num_ranks` is less than 1.
     """
     if num_ranks < 1:
         raise ValueError(f"a collective needs a rank, got {num_ranks}")

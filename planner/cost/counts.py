@@ -117,7 +117,7 @@ def make_execution(
     return Execution(
         *(tp, updated_by if engine.shards_states else 1, micro_batch_size, job.value_bytes, recompute),
         *(reserve_bytes(job, tp, pp, dp), training_margin(job), weight_shards, optimizer_offload),
-        sequence_parallel=engine.shards_sequences(recompute),
+        sequence_parallel=engine.sequence_parallel in ("always", recompute),
         fused_attention=engine.fused_attention,
         masked=job.data is not None and job.data.is_masked(job.device, job.value_type, job.cp, job.model),
         chunked_loss=engine.chunked_loss,
@@ -251,8 +251,8 @@ def keeps_selectively(execution: Execution) -> bool:
 
     They are not if a compiler meets collectives in a layer, or without a fused kernel, where the core is repeated.
     """
-    is_told = execution.tp * execution.cp == 1 or not execution.fused_operators
-    return execution.recompute == "selective" and execution.fused_attention and is_told
+    is_cheap = execution.tp * execution.cp == 1 or not execution.fused_operators
+    return execution.recompute == "selective" and execution.fused_attention and is_cheap
 
 
 def state_bytes(parameters: int, execution: Execution, frozen: int = 0) -> int:

@@ -24,17 +24,17 @@ GROUPED_QUERIES = COPIED_KEYS = COPIED_VALUES = 2
 ROTATION_FORWARD, ROTATION_BACKWARD = 9, 10
 
 
-class EagerBytes(NamedTuple):
-    """Bytes of one layer and micro-batch on one shard, beyond those that fused kernels move."""
+class PassBytes(NamedTuple):
+    """Bytes of a forward and of a backward."""
 
     forward: float
     backward: float
 
 
-def eager_bytes(model: ModelShape, execution: Execution) -> EagerBytes:
-    """Return the extra bytes a layer moves; 0 if operators are fused."""
+def eager_bytes(model: ModelShape, execution: Execution) -> PassBytes:
+    """Return the extra bytes a shard moves for one layer and micro-batch; 0 if operators are fused."""
     if execution.fused_operators:
-        return EagerBytes(0.0, 0.0)
+        return PassBytes(0.0, 0.0)
     v, q, k, f = execution.value_bytes, model.query_size, model.kv_size, model.token_ffn_size
     forward, backward = 0, SPLIT_BACKWARD * v * (q + 2 * k)
     if model.family == "llama":
@@ -45,4 +45,4 @@ def eager_bytes(model: ModelShape, execution: Execution) -> EagerBytes:
         forward += COPIED_KEYS * v * k * model.qk_norm + COPIED_VALUES * v * k
         backward += SWIGLU_BACKWARD * v * f + (ROTATION_BACKWARD * FP32_BYTES + casts) * (q + k)
     shard_tokens = execution.tokens(model) / execution.tp
-    return EagerBytes(forward * shard_tokens, backward * shard_tokens)
+    return PassBytes(forward * shard_tokens, backward * shard_tokens)

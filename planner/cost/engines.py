@@ -13,7 +13,6 @@ from typing import Literal
 
 from holmes_core.records.job import EngineName, Job
 from holmes_core.records.trainer_settings import TrainerSettings
-from holmes_runtime.config.run_settings import Recompute
 from holmes_runtime.config.schedule import ScheduleName
 
 EVERY_SCHEDULE: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "eager", "interleaved", "zero-bubble")
@@ -119,42 +118,32 @@ class Engine:
         """True if each cluster may keep its own optimizer states while every rank has whole weights."""
         return self.copies_update and not self.shards_weights
 
-    def shards_sequences(self, recompute: Recompute) -> bool:
-        """Return True if tensor shards split sequences."""
-        return self.sequence_parallel == "always" or self.sequence_parallel == recompute
-
 
 OTHER = Engine(schedules=MEGATRON_SCHEDULES, unequal_replicas=False, host_states=False, two_levels=False)
-# Megatron-LM as published in 2021 and 2022: all gradients are all-reduced in fp32 after the last backward.
-MEGATRON_2021 = replace(
+# Software of 2021 and 2022: no fused kernels, and gradients are all-reduced in fp32 after the last backward.
+OLDER = replace(
     OTHER,
-    sequence_parallel="selective",
+    sequence_parallel="never",
     fused_attention=False,
     chunked_loss=False,
     shards_states=False,
     gathered_bytes=4,
     gathers_first=False,
     overlaps_exchange=False,
-    exchange_share=0.959,
     reserve_bytes=0,
     memory_margin=0.0,
 )
+MEGATRON_2021 = replace(OLDER, sequence_parallel="selective", exchange_share=0.959)  # Megatron-LM as published
 # Megatron-DeepSpeed with ZeRO-1, as run by BigScience and vTrain's authors: gradients in 16 bits, and messages far
 # below the NICs' rate.
 MEGATRON_DEEPSPEED = replace(
-    OTHER,
-    sequence_parallel="never",
-    fused_attention=False,
-    chunked_loss=False,
+    OLDER,
+    shards_states=True,
     keeps_reduced=False,
     reduced_bytes=2,
     gathered_bytes=2,
-    gathers_first=False,
-    overlaps_exchange=False,
     edge_share=0.197,
     exchange_share=0.894,
-    reserve_bytes=0,
-    memory_margin=0.0,
 )
 # Megatron-Core of 2024 in NeMo, with the distributed optimizer and all of its overlaps. Its steps grow by 2.2 % from
 # 128 to 2,048 GPUs and by 2.7 % from 16 to 2,048 (V8, V9 of docs/cost-model.md).
@@ -216,21 +205,13 @@ ENGINES: dict[EngineName, Engine] = {
     "megatron-2024": MEGATRON_2024,
     # The software that Sailor's authors ran on GH200, in fp32.
     "sailor": replace(
-        OTHER,
-        sequence_parallel="never",
-        fused_attention=False,
-        chunked_loss=False,
-        shards_states=False,
-        gathered_bytes=4,
-        gathers_first=False,
-        overlaps_exchange=False,
+        OLDER,
         exposed_tp=0.69,
         inside_share=2 / 3,
         inside_latency_s=124e-6,  # includes all other waits of a layer, whatever its shape
         edge_share=0.757,
         exchange_share=0.703,
         reserve_bytes=4_900_000_000,
-        memory_margin=0.0,
         activation_factor=1.95,
     ),
 }

@@ -1,15 +1,12 @@
-"""Layers whose matrices are multiplied in FP8: the jobs and GPUs that allow it, and their speed."""
+"""Layers whose matrices are multiplied in FP8: the jobs and GPUs that allow it."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Host
 from holmes_core.records.job import Job
 from holmes_runtime.config.gpu_peaks import lacks_fp8
 from holmes_runtime.config.run_settings import fp8_obstacle
-from planner.cost.gpu_speeds import FP8_PRODUCTS_SPEED_UP, Speed
 
 
 def check_fp8(job: Job) -> None:
@@ -37,8 +34,3 @@ def check_fp8_gpus(host: Host, job: Job) -> None:
             f"host {host.name}: GPU {gpu.index} ({gpu.name}) has no FP8 products, and fp8 is true in job.yaml",
             "leave fp8 out of job.yaml, or plan without the host",
         )
-
-
-def in_fp8(speed: Speed) -> Speed:
-    """Return the speed of a GPU with compiled layers in FP8. Eager ones were not measured."""
-    return replace(speed, layer_speed_up=FP8_PRODUCTS_SPEED_UP)

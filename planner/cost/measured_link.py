@@ -12,16 +12,16 @@ from holmes_core.records.inventory import Inventory
 
 
 class HostRate(NamedTuple):
-    """Bytes/s that a host gets over TCP in each direction; None where its ports are the limit.
+    """Bytes/s that a host gets over TCP in each direction; None if its ports are the limit.
 
-    `raised`: even if its port reports less.
+    `raised`: the rate holds even if the port reports less.
     """
 
     bytes_per_s: float | None
     raised: bool = False
 
     def with_port(self, port_bytes_per_s: float | None) -> float | None:
-        """Return the rate of the host with such a port; None when not known."""
+        """Return the rate of the host with such a port; None if not known."""
         if self.bytes_per_s is None or port_bytes_per_s == 0:
             return port_bytes_per_s
         if self.raised or port_bytes_per_s is None:
@@ -52,12 +52,12 @@ class MeasuredLink:
     hub_bytes_per_s: float | None = None
 
     def host_bytes_per_s(self, host: str, port_bytes_per_s: float | None) -> float | None:
-        """Return the rate of `host` with such a port over TCP; None when not known."""
+        """Return the rate of `host` with such a port over TCP; None if not known."""
         return self.hosts.get(host, self.others).with_port(port_bytes_per_s)
 
     @property
     def fastest_bytes_per_s(self) -> float | None:
-        """The rate that no host exceeds; None where the ports of one are its limit."""
+        """The rate that no host exceeds; None if the ports of any host are its limit."""
         rates = [rate.bytes_per_s for rate in (*self.hosts.values(), self.others)]
         return None if None in rates else max(rate for rate in rates if rate is not None)
 

@@ -24,8 +24,8 @@ from planner.cost.collectives import (
 from planner.cost.compute_time import NO_TIME, attention_core_s, head_s, layer_s, offloaded_update_s, optimizer_s
 from planner.cost.counts import Execution
 from planner.cost.engines import ENGINES, engine_of
-from planner.cost.fp8 import check_fp8_gpus, in_fp8
-from planner.cost.gpu_speeds import Speed, constant_speed, gpu_speed
+from planner.cost.fp8 import check_fp8_gpus
+from planner.cost.gpu_speeds import FP8_PRODUCTS_SPEED_UP, Speed, constant_speed, gpu_speed
 from planner.cost.trained import backward_share, layers_of
 
 NVLINK_BYTES_PER_S = 25e9  # one link, one direction, NVLink 2 to 4: NVIDIA's V100, A100 and H100 data sheets
@@ -110,7 +110,8 @@ class Slot:
 def read_slot(host: Host, cluster: str, job: Job, cores: Cores | None = None) -> Slot:
     """Return the slowest slot of `host` in `cluster` with its cores to itself.
 
-    Raises HolmesError if its speed is not known.
+    Raises:
+        HolmesError: Its speed is not known.
     """
     emulate = job.compute.emulate
     slowdown = emulate.slowdown.get(cluster, 1.0) if emulate is not None else 1.0
@@ -132,7 +133,7 @@ def inside_path(host: Host, job: Job) -> Path:
     if job.device == "cpu":
         return Path(LOOPBACK_BYTES_PER_S)
     kinds = {(gpu.name, gpu.nvlinks_up, gpu.pci_gen, gpu.pci_width) for gpu in host.gpus}
-    rates = [_gpu_link_bytes_per_s(*kind) for kind in kinds]
+    rates = [_nvlink_bytes_per_s(name, links) or _pcie_bytes_per_s(*pci) for name, links, *pci in kinds]
     engine = engine_of(job)
     return Path(engine.inside_share * min(rates, default=_pcie_bytes_per_s(None, None)), engine.inside_latency_s)
 
@@ -268,13 +269,10 @@ def _speed(host: Host, job: Job) -> Speed:
             what = f"GPU {gpu.index} ({gpu.name or 'name not known'}) in {job.value_type}"
             has_fp16 = gpu.name is not None and gpu_speed(gpu.name, "fp16") is not None
             raise _unknown_speed(host.name, what, "set `precision: fp16`, or " if has_fp16 else "")
-        speeds.append(in_fp8(speed) if job.fp8 and job.compiles else speed)
+        if job.fp8 and job.compiles:  # FP8 was not measured on eager layers
+            speed = replace(speed, layer_speed_up=FP8_PRODUCTS_SPEED_UP)
+        speeds.append(speed)
     return min(speeds, key=lambda speed: speed.matrix_flops_per_s)
-
-
-def _gpu_link_bytes_per_s(name: str | None, links: int | None, pci_gen: int | None, pci_width: int | None) -> float:
-    nvlink = _nvlink_bytes_per_s(name, links)
-    return nvlink if nvlink is not None else _pcie_bytes_per_s(pci_gen, pci_width)
 
 
 def _nvlink_bytes_per_s(name: str | None, links: int | None) -> float | None:

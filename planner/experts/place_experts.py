@@ -141,7 +141,7 @@ def _stage_groups(inventory: Inventory, plan: Plan) -> list[StageGroups]:
 
 
 def _hosts_of_each(groups: list[list[tuple[str, int]]]) -> int:
-    """Return the number of hosts of each group, given by its ranks on them. Raises HolmesError if they differ."""
+    """Return the number of hosts of each group, given by its ranks on them. It must be the same for all groups."""
     alike = {tuple(size for _, size in group): group for group in groups}
     if len(alike) > 1 or len({size for _, size in groups[0]}) > 1:
         ranks = "; ".join(", ".join(f"{size} on {host}" for host, size in group) for group in [*alike.values()][:2])

@@ -1,10 +1,11 @@
-"""Every way to train apart: the plans of its islands, and its round."""
+"""The ways to train as islands: the plan of each island, and the round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.measured_networks import relayed_pairs
@@ -16,7 +17,6 @@ from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings
 from planner.cluster_subset import only_clusters, training_clusters
 from planner.cost.counts import outer_bytes
-from planner.islands.groupings import Grouping, groupings, island_batch
 from planner.islands.island_rounds import IslandRound, make_round
 from planner.islands.outer_sync_cost import price_exchange
 from planner.islands.setting_choice import choose_round, open_settings
@@ -27,12 +27,12 @@ from planner.problem.networks import Networks
 from planner.time_left import TimeLeft
 
 Planned = dict[tuple[tuple[str, ...], int], Plan | HolmesError]
-"""By the clusters of an island and the number of islands, its plan or why there is none."""
+"""The plan of an island, or its error, by the island's clusters and the number of islands."""
 
 
 @dataclass(frozen=True)
 class IslandPlans:
-    """The groupings of clusters that may be islands, each with its plans; and why others are not among them."""
+    """The groupings of clusters that may be islands, each with its plans, and the reasons against all others."""
 
     inventory: Inventory
     job: Job
@@ -40,11 +40,11 @@ class IslandPlans:
     refused: tuple[str, ...]
 
     def best_round(self) -> IslandRound | str:
-        """Return the round of the best setting on the networks as they are; in words why there is none."""
+        """Return the round of the best setting on the present networks, or the reason why there is none."""
         return self.best_round_on(self.inventory)
 
     def best_round_on(self, inventory: Inventory) -> IslandRound | str:
-        """Return the same where clusters are joined as in `inventory`, with the same plans."""
+        """Return the same on the networks of `inventory`, with the same plans."""
         rounds, refused = self.own_rounds if inventory is self.inventory else self.rounds_on(inventory)
         best = choose_round(rounds)
         if best is None and rounds and self.job.islands is not None:
@@ -57,11 +57,11 @@ class IslandPlans:
 
     @cached_property
     def own_rounds(self) -> tuple[tuple[IslandRound, ...], tuple[str, ...]]:
-        """The rounds on the networks as they are, and why groupings have none."""
+        """The rounds on the present networks, and the reasons why groupings have none."""
         return self.rounds_on(self.inventory)
 
     def rounds_on(self, inventory: Inventory) -> tuple[tuple[IslandRound, ...], tuple[str, ...]]:
-        """Return the fastest round of each setting that the job allows, and why groupings have none."""
+        """Return the fastest round of each setting that the job allows, and the reasons why groupings have none."""
         networks, settings, refused = Networks(inventory, self.job), self._settings, list(self.refused)
         best = dict[ChosenIslands, IslandRound]()
         if not settings:
@@ -81,7 +81,7 @@ class IslandPlans:
         return tuple(best.values()), tuple(refused)
 
     def _misfit(self, settings: ChosenIslands, grouping: Grouping, plans: Sequence[Plan]) -> str:
-        """Return the reason why an island has no room for the settings: its plan is one of those that take less."""
+        """Return the reason why an island has no room for the settings; empty if all have. Its plan then takes less."""
         for clusters, plan in zip(grouping, plans, strict=True):
             if plan.job.islands is not None and outer_bytes(plan.job.islands) < outer_bytes(settings):
                 needed = format_memory(_outer_memory(self.job, settings))
@@ -93,7 +93,7 @@ class IslandPlans:
         return open_settings(self.job)
 
     def _step_s(self, inventory: Inventory, clusters: Sequence[str], plan: Plan) -> float:
-        """Seconds of an island's step, which the networks between clusters change only where it is on several."""
+        """Return the seconds of an island's step. Networks between clusters change them only if it is on several."""
         if len(clusters) == 1 or inventory is self.inventory:
             return plan.prediction.step_s
         return reprice_step_s(only_clusters(inventory, clusters), plan)
@@ -106,7 +106,7 @@ def plan_islands(
     time_limit_s: float,
     tell: Callable[[str], None],
 ) -> IslandPlans:
-    """Return an ordinary plan for each island of each grouping, of its part of the batch."""
+    """Return an ordinary plan for each island of each grouping, with its share of the batch."""
     refusal = _refusal(inventory, job)
     names, relayed = training_clusters(inventory), relayed_pairs(inventory)
     ways = [
@@ -133,12 +133,12 @@ def plan_islands(
 
 
 def own_data(job: Job) -> set[tuple[str, ...]]:
-    """Return the islands that must be: each cluster that has data of its own is one by itself."""
+    """Return the required islands: each cluster that has its own data forms one."""
     return {(name,) for name in job.islands.data} if job.islands is not None else set()
 
 
 def _refusal(inventory: Inventory, job: Job) -> str:
-    """Return why there cannot be islands at all; empty where there may be."""
+    """Return the reason why no islands are possible; empty if some may be."""
     assert job.islands is not None
     clusters, quorum = len(training_clusters(inventory)), job.islands.quorum
     if clusters < 2:
@@ -172,7 +172,7 @@ def _plan_island(
     left = TimeLeft(time_limit_s)
 
     def make(islands: IslandsSettings) -> Plan | HolmesError:
-        """Return the plan of an island with as much host memory as `islands` take."""
+        """Return the plan of an island with the host memory that `islands` take."""
         if short := _too_little_host_memory(hosts, own, islands):
             return short
         try:
@@ -181,7 +181,7 @@ def _plan_island(
         except HolmesError as error:
             return error
 
-    # Keys left open count as those that take most. Where they do not fit, the next number of bytes limits the choice.
+    # Open keys count as the choice that takes most memory. If that does not fit, the next smaller one is tried.
     most, *less = _by_memory(job)
     made = make(most)
     if isinstance(made, Plan) or not less:
@@ -193,7 +193,7 @@ def _plan_island(
 
 
 def _by_memory(job: Job) -> list[IslandsSettings]:
-    """Return the job's section and settings that it allows, one for each number of bytes, most first."""
+    """Return the job's section and the settings that it allows, one per number of bytes, most bytes first."""
     assert job.islands is not None
     sections = (*(each.as_settings() for each in open_settings(job)), job.islands)
     return sorted({outer_bytes(each): each for each in sections}.values(), key=outer_bytes, reverse=True)
@@ -204,12 +204,12 @@ def _rank(made: IslandRound) -> tuple[bool, float]:
 
 
 def _outer_memory(job: Job, islands: IslandsSettings) -> int:
-    """Return the bytes of host memory that an island of these settings takes on all of its hosts."""
+    """Return the bytes of host memory that an island with these settings takes on all its hosts together."""
     return outer_bytes(islands) * stage_parameters(job.model, job.model.num_layers, True, True, 1)
 
 
 def _too_little_host_memory(inventory: Inventory, job: Job, islands: IslandsSettings) -> HolmesError | None:
-    """Return the error if all hosts together have no room for the bytes that an island keeps."""
+    """Return the error if all hosts together lack room for the bytes that an island keeps; None if they fit."""
     known = [usable_host_bytes(host) for host in inventory.hosts]
     needed, room = _outer_memory(job, islands), sum(size for size in known if size is not None)
     if None in known or needed <= room:
@@ -220,3 +220,36 @@ def _too_little_host_memory(inventory: Inventory, job: Job, islands: IslandsSett
         "add hosts to the cluster",
         ANSWER_IS_NO,
     )
+
+
+MAX_JOINED = 3  # clusters from which several may form one island together
+MAX_LEFT_OUT = 5  # clusters: with more, at most one is left out
+
+Grouping = tuple[tuple[str, ...], ...]
+"""The clusters of each island."""
+
+
+def groupings(clusters: Sequence[str]) -> Iterator[Grouping]:
+    """Yield the ways to form two or more islands: first one per cluster, then with clusters left out or joined."""
+    least = 2 if len(clusters) <= MAX_LEFT_OUT else max(2, len(clusters) - 1)
+    for size in range(len(clusters), least - 1, -1):
+        for some in combinations(clusters, size):
+            yield tuple((name,) for name in some)
+            if len(clusters) <= MAX_JOINED and size > 2:
+                yield from (joined for joined in _partitions(some) if 1 < len(joined) < size)
+
+
+def _partitions(clusters: Sequence[str]) -> Iterator[Grouping]:
+    if len(clusters) == 1:
+        yield ((clusters[0],),)
+        return
+    for rest in _partitions(clusters[1:]):
+        yield ((clusters[0],), *rest)
+        for at, group in enumerate(rest):
+            yield (*rest[:at], (clusters[0], *group), *rest[at + 1 :])
+
+
+def island_batch(job: Job, num_islands: int) -> int:
+    """Return an island's samples per step: its share of the job's batch, in whole micro-batches."""
+    size = job.parallel.micro_batch_size or 1
+    return job.global_batch_size // num_islands // size * size

@@ -1,4 +1,4 @@
-"""A round of islands: the inner steps of each, the part of the outer syncs that they hide, and the cost of it all."""
+"""A round of islands: the inner steps of each, the part of the outer syncs that they hide, and the cost."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from planner.tolerances import ROUNDING
 
 @dataclass(frozen=True)
 class IslandRound:
-    """Islands, each with its plan, its inner steps a round, and what a round costs under the settings.
+    """Islands with their plans and inner steps, and the cost of a round under the settings.
 
-    `loss` is None where it was not measured: so is the mean of islands that have not met before the end of the run.
-    `misfit` is the reason why an island's hosts cannot hold what the settings take; empty where they can.
+    `loss` is None if it was not measured; a single exchange at the end of the run never was. `misfit` is the reason why
+    an island's hosts lack memory for the settings; empty if they have it.
     """
 
     settings: ChosenIslands
@@ -34,12 +34,12 @@ class IslandRound:
 def make_round(
     islands: ChosenIslands, job: Job, plans: Sequence[Plan], steps_s: Sequence[float], exchange: OuterSyncCost
 ) -> IslandRound | str:
-    """Return the round of the islands of `plans`, whose steps take `steps_s`, or the reason in words why there is none.
+    """Return the round of the islands of `plans`, whose steps take `steps_s`, or the reason why there is none.
 
-    The fastest takes as many inner steps as `islands` says, the others as many as fit in its time. Where the job's
-    section takes all, these are as many as read the samples of the job's steps. An outer sync begins when all islands
-    have arrived. They wait for the time it takes beyond the inner steps until it is applied, and for
-    all of the last one.
+    The fastest island takes the inner steps of `islands`, the others as many as fit in its time. If the job takes all
+    steps in one round, the islands take enough to read the samples of the job's steps. An outer sync begins when all
+    islands have arrived. Inner steps hide it until it is applied; islands wait for the rest, and for all of the last
+    one.
     """
     fastest_s, fragment_s = min(steps_s), exchange.fragment_s(islands.fragments)
     speeds, batches = [fastest_s / step_s for step_s in steps_s], [plan.job.global_batch_size for plan in plans]
@@ -66,7 +66,7 @@ def make_round(
 
 
 def _steps_of_each(fastest_steps: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """Return the inner steps of islands, whose `speeds` are parts of the fastest one's."""
+    """Return the inner steps of islands with these `speeds`, relative to the fastest one."""
     return tuple(int(fastest_steps * speed * (1 + ROUNDING)) for speed in speeds)
 
 
@@ -80,7 +80,7 @@ def _all_steps(job: Job, speeds: Sequence[float], batches: Sequence[int]) -> int
 
 
 def _too_slow(islands: ChosenIslands, steps: int) -> str:
-    """Return why so few inner steps a round are too few; empty where they are enough."""
+    """Return the reason why an island takes too few inner steps per round; empty if they are enough."""
     if steps < islands.fragments:
         return f"it takes {steps} steps a round, islands.fragments is {islands.fragments}"
     if islands.delay_steps > steps // islands.fragments:

@@ -1,7 +1,7 @@
-"""The modes in which all hosts train as one: the traffic between clusters, and the cost of each on other networks.
+"""The modes in which all hosts train as one: their traffic between clusters, and their cost on other networks.
 
-A search on the networks as they are finds few placements of the modes that are slow there. So placements are also
-looked for as if all clusters were joined at some rates from slow to fast, and all that were found are priced.
+On the present networks, a search finds few placements of the modes that are slow there. So it is repeated with all
+clusters joined at rates from slow to fast, and every placement found is priced.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class ModePlacement:
         return tuple(dict.fromkeys(rank.cluster for rank in self.layout.ranks))
 
 
-def find_ways(
+def find_placements(
     inventory: Inventory, job: Job, planned: Plan | None, time_limit_s: float, tell: Callable[[str], None]
 ) -> tuple[ModePlacement, ...]:
-    """The best placements of each mode on the networks as they are, and as they might be; first that of the plan."""
+    """Return the best placements of each mode on the present networks and on others; the plan's comes first."""
     left, found = TimeLeft(time_limit_s), list[ModePlacement]()
     if planned is not None:
         layout = layout_of(read_problem(inventory, job), planned)
@@ -59,8 +59,10 @@ def find_ways(
         networks += [with_uniform_links(inventory, rate, LOOKED_AT_LATENCY_S) for rate in rates]
     for number, each in enumerate(networks):
         tell(f"looking for placements on other networks, {number} of {len(networks)}")
-        ways = _ways_on(each, job, left.seconds / (len(networks) - number))
-        found += (way for way in ways if way.mode == "one cluster" or not relayed_pairs(inventory))
+        placements = _placements_on(each, job, left.seconds / (len(networks) - number))
+        found += (
+            placement for placement in placements if placement.mode == "one cluster" or not relayed_pairs(inventory)
+        )
     return tuple(
         {
             (each.layout.ranks, each.layout.microbatches, each.layout.mode._replace(step_s=0.0)): each for each in found
@@ -68,7 +70,7 @@ def find_ways(
     )
 
 
-def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[ModePlacement]:
+def _placements_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[ModePlacement]:
     try:
         problem = read_problem(inventory, job)
         require_rates(problem)
@@ -82,23 +84,23 @@ def _ways_on(inventory: Inventory, job: Job, time_limit_s: float) -> Iterator[Mo
             yield ModePlacement(MODE_OF[each.crossing], lay_out_contender(problem, each))
 
 
-def fastest_of_each(problem: Problem, ways: Sequence[ModePlacement]) -> dict[Mode, tuple[float, ModePlacement]]:
-    """Return, for each mode that has any, the seconds of its fastest step on the networks of `problem`, and the way."""
+def fastest_of_each(problem: Problem, placements: Sequence[ModePlacement]) -> dict[Mode, tuple[float, ModePlacement]]:
+    """Return, for each mode with a placement, the fastest step on the networks of `problem`, and that placement."""
     best = dict[Mode, tuple[float, ModePlacement]]()
-    for way in ways:
-        step_s = predict_step_s(problem, lay_out_again(problem, way.layout))
-        if way.mode not in best or step_s < best[way.mode][0]:
-            best[way.mode] = step_s, way
+    for placement in placements:
+        step_s = predict_step_s(problem, lay_out_again(problem, placement.layout))
+        if placement.mode not in best or step_s < best[placement.mode][0]:
+            best[placement.mode] = step_s, placement
     return best
 
 
-def price_way(problem: Problem, way: ModePlacement) -> ModePrice:
-    """Return the price of `way`, with the part of its step that takes most time apart from computing."""
-    layout = lay_out_again(problem, way.layout)
+def price_placement(problem: Problem, placement: ModePlacement) -> ModePrice:
+    """Return the price of `placement`, with the longest part of its step."""
+    layout = lay_out_again(problem, placement.layout)
     prediction = predict(problem, layout)
     return ModePrice(
-        mode=way.mode,
-        clusters=way.clusters,
+        mode=placement.mode,
+        clusters=placement.clusters,
         seconds=prediction.step_s,
         tokens_per_s=prediction.tokens_per_s,
         across_bytes=across_bytes(problem.job, layout),
@@ -107,7 +109,7 @@ def price_way(problem: Problem, way: ModePlacement) -> ModePrice:
 
 
 def _what_it_waits_for(prediction: Prediction) -> str:
-    """Return the part of the step that is longest; compute only where that is more than all others."""
+    """Return a description of the longest part of the step."""
     parts = (
         (prediction.compute_s + prediction.exposed_tp_s, "it computes"),
         (prediction.bubble_s, "ranks wait for one another"),

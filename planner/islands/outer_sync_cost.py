@@ -1,7 +1,7 @@
 """The outer syncs of a round: bytes between clusters, and seconds of one fragment.
 
-Every island sends each other one its pseudo-gradient, packed, and all compute the same mean; from four islands on they
-reduce it in chunks (`holmes_runtime/config/islands/reduction.py`). A host sends the pieces of its own ranks; each has
+Every island sends its packed pseudo-gradient to every other island, and all compute the same mean. Four islands or more
+reduce it in chunks (`holmes_runtime/config/islands/reduction.py`). A host sends the pieces of its own ranks, each with
 1/dp of its shard's parameters.
 """
 
@@ -22,29 +22,29 @@ from planner.cost.trained import stage_of
 from planner.problem.networks import Networks, SharedWire, require_bandwidth
 
 VALUE_BYTES = 4  # pseudo-gradients are fp32, like masters
-# A request to the rendezvous, without its network time: the agent, its channel, the controller. 10 ms were seen.
+# A request to the rendezvous without its network time: agent, channel and controller. Measured: 10 ms.
 QUESTION_S = 0.012
-# Share of a wire's one-way rate that a direction gets while the other is full too: acknowledgements wait in its
-# queue. Of 0.8 and 1.2 MB both ways at 2 Mbit/s between two network namespaces 0.65 to 0.97 were seen, 0.8 in the mean.
+# Share of a wire's one-way rate that each direction gets if both are full, since acknowledgements wait in the queue:
+# 0.65 to 0.97, on average 0.8, for 0.8 and 1.2 MB both ways at 2 Mbit/s between two network namespaces.
 BOTH_WAYS = 0.8
 
 
 @dataclass(frozen=True)
 class OuterSyncCost:
-    """The seconds that exchanges of a round take, and the bytes that each island sends in it."""
+    """The seconds of a round's exchanges, and the bytes that each island sends in them."""
 
     busy_s: float  # all bytes on the wire, and their packing
     rendezvous_s: float  # of each fragment, with its latency
     sent_bytes: tuple[int, ...]
 
     def fragment_s(self, fragments: int) -> float:
-        """Return the seconds of the exchange of one of so many fragments."""
+        """Return the seconds of one exchange if the parameters are in that many fragments."""
         return self.busy_s / fragments + self.rendezvous_s
 
 
 @dataclass(frozen=True)
 class _Sender:
-    """The bytes that one host sends each other island in a round."""
+    """The bytes that one host sends to each other island in a round."""
 
     host: str
     cluster: str
@@ -52,11 +52,12 @@ class _Sender:
 
 
 def price_exchange(networks: Networks, job: Job, codec: OuterCodec, plans: Sequence[Plan]) -> OuterSyncCost:
-    """Return the outer syncs of the islands of `plans`; each fragment takes a rendezvous, its packing, and a message,
-    or two one after the other where it is reduced in chunks.
+    """Return the cost of outer syncs between the islands of `plans`.
+
+    Each fragment takes a rendezvous, packing, and one message, or two in a row if it is reduced in chunks.
 
     Raises:
-        HolmesError: the rate of a host's NIC is not known.
+        HolmesError: The rate of a host's NIC is not known.
     """
     islands = [_senders(codec, plan, share_to_each(len(plans))) for plan in plans]
     busy_s = max([*_nics_s(networks, islands), *_trunks_s(networks, islands)]) / BOTH_WAYS
@@ -72,10 +73,11 @@ def price_exchange(networks: Networks, job: Job, codec: OuterCodec, plans: Seque
 
 
 def meeting_s(num_islands: int, latency_s: float) -> float:
-    """Return the seconds in which ranks agree on an outer sync and on its end, one request to the controller at a time.
+    """Return the seconds that ranks need to agree on an outer sync and its end, by one request after another.
 
-    Rank 0 of the last island sends 3 and 2 for each other island, the other ranks learn of it in 2, and 4 end it
-    (`holmes_runtime/outer/rendezvous.py`). Assumption: the controller is as far from hosts as clusters are apart.
+    Rank 0 of the last island sends 3 requests, and 2 for each other island. The other ranks need 2 to learn of it, and
+    4 end it (`holmes_runtime/outer/rendezvous.py`). Assumption: the controller is as far from hosts as clusters are
+    from one another.
     """
     questions = 3 + 2 * (num_islands - 1) + 2 + 4
     return questions * (QUESTION_S + 2 * latency_s)
@@ -101,7 +103,7 @@ def rank_share(plan: Plan, rank: PlanRank) -> int:
 
 
 def _nics_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterator[float]:
-    """Yield the seconds of each host's NIC, which sends all other islands their part, each by a way of its own."""
+    """Yield the seconds of each host's NIC, which sends to all other islands, to each at its own rate."""
     for one in islands:
         others = [{sender.cluster for sender in other} for other in islands if other is not one]
         for sender in one:
@@ -110,7 +112,7 @@ def _nics_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterato
 
 
 def _rate(networks: Networks, sender: _Sender, clusters: Iterable[str]) -> float:
-    """Return the bytes/s that a host gets to the worst connected of `clusters`."""
+    """Return the bytes/s of a host to the cluster with the slowest connection among `clusters`."""
     port = networks.shared_port(sender.host).bandwidth_bytes_per_s
     rates = [networks.connection(sender.cluster, name).host_bytes_per_s(sender.host, port) for name in clusters]
     known = [rate for rate in rates if rate]
@@ -120,7 +122,7 @@ def _rate(networks: Networks, sender: _Sender, clusters: Iterable[str]) -> float
 
 
 def _trunks_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Iterable[float]:
-    """Return the seconds of each trunk and uplink; clusters of an island get its bytes by their share of parameters."""
+    """Return the seconds of each trunk and uplink. An island's bytes go to its clusters by their parameters."""
     busy_s: dict[SharedWire, float] = {}
     for one, other in permutations(islands, 2):
         whole = sum(receiver.each_bytes for receiver in other)
@@ -133,15 +135,15 @@ def _trunks_s(networks: Networks, islands: Sequence[Sequence[_Sender]]) -> Itera
 
 
 def _first_of_clusters(one: Sequence[_Sender], other: Sequence[_Sender]) -> Iterator[tuple[_Sender, _Sender]]:
-    """For each cluster of one island and of the other, a host of both."""
+    """Return a pair of hosts for each cluster of one island and each cluster of the other."""
     firsts = [{sender.cluster: sender for sender in island}.values() for island in (one, other)]
     return ((a, b) for a in firsts[0] for b in firsts[1])
 
 
 def _packing_s(job: Job, codec: OuterCodec, plan: Plan, num_islands: int) -> float:
-    """Return the busiest rank's seconds: it packs its pseudo-gradient and unpacks one of each island, its own too.
+    """Return the seconds of the busiest rank, which packs its pseudo-gradient and unpacks one from every island.
 
-    In chunks it unpacks n - 1 chunks of its own and of the others each, and the means of all.
+    In chunks, it unpacks n - 1 pieces of its own chunk, and then the means of all chunks.
     """
     values = max(rank_share(plan, rank) for rank in plan.ranks)
     unpacked = 3 - 2 / num_islands if is_chunked(num_islands) else num_islands

@@ -1,4 +1,4 @@
-"""The mode of fewest predicted seconds a token, among the modes that job.yaml allows, and the cost of all of them."""
+"""The fastest mode that job.yaml allows, by predicted seconds per token, and the cost of all modes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ from holmes_core.records.plan import (
 from holmes_core.units import bytes_per_s_from_mbps, format_seconds
 from planner.cluster_subset import only_clusters
 from planner.cost.counts import outer_bytes
+from planner.islands.faster_islands import find_slower_by, longer_round
 from planner.islands.island_plans import IslandPlans, own_data, plan_islands
 from planner.islands.island_rounds import IslandRound
-from planner.islands.longer_round import longer_round
-from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_ways, price_way
+from planner.islands.ordinary_modes import ModePlacement, fastest_of_each, find_placements, price_placement
 from planner.islands.setting_choice import setting_prices
-from planner.islands.slower_by import find_slower_by
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.reprice import reprice
 from planner.problem.problem import read_problem
@@ -39,15 +38,15 @@ from planner.tolerances import RELATIVE_TOLERANCE
 
 BANDWIDTHS_MBPS = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0)
 LATENCIES_S = (1e-4, 1e-3, 1e-2, 1e-1)
-OF_THE_TIME = 0.4  # for the plan of all hosts as one; as much for the plans of islands
+OF_THE_TIME = 0.4  # for the plan of all hosts as one, and again for the plans of islands
 
 MakeOrdinary = Callable[[Job, float], Plan]
-"""The plan of a job without islands, within so many seconds."""
+"""A function that returns the plan of a job without islands, within a number of seconds."""
 
 
 @dataclass(frozen=True)
 class _ModePlacements:
-    """All that was planned, to be priced on any network."""
+    """All placements found, to be priced on any network."""
 
     inventory: Inventory
     together: Job
@@ -63,9 +62,10 @@ def plan_mode(
     time_limit_s: float,
     tell: Callable[[str], None],
 ) -> Plan | IslandsPlan:
-    """The plan of the fastest mode, with the prices of all. Of equally fast ones islands are the last to be taken.
+    """Return the plan of the fastest mode, with the prices of all modes. Islands must be faster than every other mode.
 
-    Raises HolmesError where no mode has a plan: why hosts cannot train as one, then why they cannot apart.
+    Raises:
+        HolmesError: No mode has a plan. It states why hosts cannot train as one, then why they cannot train apart.
     """
     _check_own_data(inventory, job)
     left, together = TimeLeft(time_limit_s), job.model_copy(update={"islands": None})
@@ -80,9 +80,9 @@ def plan_mode(
         raise HolmesError(f"{ordinary.what}; and as islands: {why}", ordinary.hint, ordinary.exit_code)
     now_per_s = best.cost.tokens_per_s if is_apart and isinstance(best, IslandRound) else as_one_per_s
     slower_by = find_slower_by(islands, sources, now_per_s, OF_THE_TIME * left.seconds, tell)
-    as_one = () if own_data(job) else find_ways(inventory, together, planned, left.seconds, tell)
-    ways = _ModePlacements(inventory, together, tuple(as_one), islands)
-    modes = _modes(ways, best, ordinary).model_copy(update={"slower_by": slower_by})
+    as_one = () if own_data(job) else find_placements(inventory, together, planned, left.seconds, tell)
+    known = _ModePlacements(inventory, together, tuple(as_one), islands)
+    modes = _modes(known, best, ordinary).model_copy(update={"slower_by": slower_by})
     if isinstance(best, IslandRound) and is_apart:
         return _written(inventory, job, sources, best, modes)
     assert isinstance(ordinary, Plan)
@@ -90,7 +90,7 @@ def plan_mode(
 
 
 def _check_own_data(inventory: Inventory, job: Job) -> None:
-    """Raise HolmesError for data of a cluster that is not there."""
+    """Raise HolmesError if data belongs to a cluster that the inventory lacks."""
     known = [cluster.name for cluster in inventory.clusters]
     for (name,) in own_data(job):
         if name not in known:
@@ -101,7 +101,7 @@ def _check_own_data(inventory: Inventory, job: Job) -> None:
 
 
 def _plan_as_one(job: Job, make: MakeOrdinary, together: Job, time_limit_s: float) -> Plan | HolmesError:
-    """Return the plan, or the error: hosts that cannot train as one may train as islands."""
+    """Return the plan, or its error, since hosts that cannot train as one may still train as islands."""
     if names := [name for (name,) in sorted(own_data(job))]:
         return HolmesError(
             f"islands.data keeps the data of {' and '.join(names)} there, so hosts cannot train as one",
@@ -116,9 +116,9 @@ def _plan_as_one(job: Job, make: MakeOrdinary, together: Job, time_limit_s: floa
 def _written(
     inventory: Inventory, job: Job, sources: tuple[SourceFile, SourceFile], best: IslandRound, modes: Modes
 ) -> IslandsPlan:
-    """Return the plan of islands, each with the steps that it takes in as many rounds as the job's samples fill.
+    """Return the plan of islands, each with its steps in as many rounds as the job's samples fill.
 
-    Its jobs have all of the settings that were chosen.
+    All settings are fixed in the islands' jobs.
     """
     settings = replace(best.settings, inner_steps=max(best.inner_steps))
     job = job.model_copy(update={"islands": settings.as_settings()})
@@ -141,7 +141,7 @@ def _written(
 
 
 def _tunnel_hub(inventory: Inventory, islands: Sequence[Plan]) -> TunnelHub | None:
-    """Return the hub of the tunnel, with a node of its own unless it is on an island; None where none is needed."""
+    """Return the tunnel's hub; None if none is needed. It has its own node unless it is part of an island."""
     name, nodes = inventory.security.tunnel_hub, [node for plan in islands for node in plan.nodes]
     relayed = [pair for pair in relayed_pairs(inventory) if pair <= {node.cluster for node in nodes}]
     port = inventory.shared.port_of(name) if inventory.shared is not None and name is not None else None
@@ -170,7 +170,7 @@ def _tunnel_hub(inventory: Inventory, islands: Sequence[Plan]) -> TunnelHub | No
 
 
 def _in_one_tunnel(islands: Iterable[Plan]) -> tuple[Plan, ...]:
-    """Return the plans with an address for each host in the tunnel of them all, where they encrypt."""
+    """Return the plans with each host's address in the tunnel that joins all of them, if traffic is encrypted."""
     addresses, moved = map(tunnel_address, count()), list[Plan]()
     for plan in islands:
         if plan.nodes[0].tunnel_endpoint is not None:
@@ -181,7 +181,7 @@ def _in_one_tunnel(islands: Iterable[Plan]) -> tuple[Plan, ...]:
 
 
 def _with_job(inventory: Inventory, plan: Plan, job: Job) -> Plan:
-    """Return the plan with another job, and the host memory that its islands' settings take."""
+    """Return the plan with another job, and the host memory that the job's islands settings take."""
     changed = plan.model_copy(update={"job": job})
     if plan.job.islands is None or job.islands is None or outer_bytes(plan.job.islands) == outer_bytes(job.islands):
         return changed
@@ -190,9 +190,9 @@ def _with_job(inventory: Inventory, plan: Plan, job: Job) -> Plan:
 
 
 def _island_job(job: Job, planned: Job, name: str, inner_steps: int, rounds: int) -> Job:
-    """Return the job of an island that was planned with its own batch and data, and takes so many steps a round.
+    """Return the job of an island: its own batch and data as planned, and its inner steps per round.
 
-    Its learning rate warms up in as much of the training, and its checkpoints are in a folder of its own.
+    The learning rate warms up over the same fraction of the training. Checkpoints are in a folder of the island's own.
     """
     assert job.islands is not None
     steps = rounds * inner_steps
@@ -214,18 +214,19 @@ def _island_job(job: Job, planned: Job, name: str, inner_steps: int, rounds: int
     )
 
 
-def _modes(ways: _ModePlacements, best: IslandRound | str, ordinary: Plan | HolmesError) -> Modes:
-    """Return the modes on the networks as they are, the fastest first, and which would be fastest on others."""
-    problem = read_problem(ways.inventory, ways.together)
-    prices = {mode: price_way(problem, way) for mode, (_, way) in fastest_of_each(problem, ways.ordinary).items()}
+def _modes(known: _ModePlacements, best: IslandRound | str, ordinary: Plan | HolmesError) -> Modes:
+    """Return the modes on the present networks, fastest first, and the fastest mode on each other network."""
+    problem = read_problem(known.inventory, known.together)
+    fastest = fastest_of_each(problem, known.ordinary)
+    prices = {mode: price_placement(problem, placement) for mode, (_, placement) in fastest.items()}
     prices["islands"] = _islands_price(best)
     nothing = ordinary.what if isinstance(ordinary, HolmesError) else "no placement of it was found that comes near"
     missing = (ModePrice(mode=mode, why=nothing) for mode in get_args(Mode) if mode not in prices)
     ranked = sorted((*prices.values(), *missing), key=lambda price: -(price.tokens_per_s or 0.0))
-    longer = longer_round(ways.islands, ranked[0].tokens_per_s or 0.0)
+    longer = longer_round(known.islands, ranked[0].tokens_per_s or 0.0)
     chosen = best if isinstance(best, IslandRound) else None
-    settings = tuple(setting_prices(ways.islands.own_rounds[0], chosen))
-    return Modes(prices=tuple(ranked), settings=settings, longer_round=longer, by_network=tuple(_by_network(ways)))
+    settings = tuple(setting_prices(known.islands.own_rounds[0], chosen))
+    return Modes(prices=tuple(ranked), settings=settings, longer_round=longer, by_network=tuple(_by_network(known)))
 
 
 def _islands_price(best: IslandRound | str) -> ModePrice:
@@ -243,14 +244,14 @@ def _islands_price(best: IslandRound | str) -> ModePrice:
     )
 
 
-def _by_network(ways: _ModePlacements) -> Iterator[BestMode]:
-    """Yield the fastest mode for each rate and latency between clusters; of equally fast ones islands last."""
-    if len(ways.inventory.clusters) < 2 or ways.inventory.shared is None:
+def _by_network(known: _ModePlacements) -> Iterator[BestMode]:
+    """Yield the fastest mode for each rate and latency between clusters. Islands must be faster than all others."""
+    if len(known.inventory.clusters) < 2 or known.inventory.shared is None:
         return
     for mbps in BANDWIDTHS_MBPS:
         for latency_s in LATENCIES_S:
             rate = bytes_per_s_from_mbps(mbps)
-            found = _tokens_per_s(ways, with_uniform_links(ways.inventory, rate, latency_s))
+            found = _tokens_per_s(known, with_uniform_links(known.inventory, rate, latency_s))
             if found:
                 yield _best_mode(rate, latency_s, sorted(found.items(), key=lambda each: -each[1]))
 
@@ -263,12 +264,12 @@ def _best_mode(rate: float, latency_s: float, ranked: Sequence[tuple[Mode, float
     )
 
 
-def _tokens_per_s(ways: _ModePlacements, inventory: Inventory) -> dict[Mode, float]:
+def _tokens_per_s(known: _ModePlacements, inventory: Inventory) -> dict[Mode, float]:
     """Return the tokens/s of each possible mode on the networks of `inventory`."""
-    job, problem = ways.together, read_problem(inventory, ways.together)
+    job, problem = known.together, read_problem(inventory, known.together)
     tokens = job.global_batch_size * job.model.seq_length
-    found = {mode: tokens / step_s for mode, (step_s, _) in fastest_of_each(problem, ways.ordinary).items()}
-    best = ways.islands.best_round_on(inventory)
+    found = {mode: tokens / step_s for mode, (step_s, _) in fastest_of_each(problem, known.ordinary).items()}
+    best = known.islands.best_round_on(inventory)
     if isinstance(best, IslandRound):
         found["islands"] = best.cost.tokens_per_s * (1 - RELATIVE_TOLERANCE)
     return found

@@ -1,7 +1,7 @@
-"""The inner steps, codec, fragments and delay of islands: those that job.yaml leaves open, and the choice among them.
+"""The choice of inner steps, codec, fragments and delay of islands, if job.yaml leaves them open.
 
-Tokens/s rise with the inner steps, and so does the loss. So the longest round within `max_loss_penalty` is considered
-for each codec, number of fragments and delay, along with shorter ones.
+More inner steps raise the tokens/s, but also the loss. So the longest round within `max_loss_penalty` is considered for
+each codec, number of fragments and delay, along with shorter ones.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, O
 from planner.cost.islands_loss import BY_DELAY, MAX_INNER_STEPS, MEASURED_STEPS, loss_penalty
 from planner.islands.island_rounds import IslandRound
 
-FRAGMENTS = (1, 4)  # as measured, and so are the delays
+FRAGMENTS = (1, 4)  # measured, as are the delays
 DELAY_STEPS = tuple(BY_DELAY)
-NEAR = 1.01  # of settings as near as that to the fastest the one of least loss is better
-WHOLE = 8  # rounds a step apart below the longest: a slower island takes whole steps, and some lengths suit it better
+NEAR = 1.01  # among settings within this factor of the fastest, the one with the least loss is chosen
+WHOLE = 8  # the longest rounds, one step apart: slower islands take whole steps, which some lengths suit better
 
 
 def open_settings(job: Job) -> tuple[ChosenIslands, ...]:
-    """Return every setting of islands that the job allows; of those that it fixes all, the only one."""
+    """Return every setting of islands that the job allows, a single one if it fixes all keys."""
     assert job.islands is not None
     section, most = job.islands, max(1, min(MAX_INNER_STEPS, job.steps // 2))
     codecs = (section.codec,) if section.codec else get_args(OuterCodec)
@@ -32,7 +32,7 @@ def open_settings(job: Job) -> tuple[ChosenIslands, ...]:
     delays = DELAY_STEPS if section.delay_steps is None else (section.delay_steps,)
     if section.inner_steps == "all":
         section, fragments, delays = replace(section, inner_steps=job.steps), (1,), (0,)
-        codecs = (section.codec or "int8",)  # no later exchange makes up for what int4 rounds away
+        codecs = (section.codec or "int8",)  # no later exchange would correct the rounding errors of int4
     found = dict[ChosenIslands, None]()
     for others in product(codecs, fragments, delays):
         fixed = section.inner_steps
@@ -43,7 +43,7 @@ def open_settings(job: Job) -> tuple[ChosenIslands, ...]:
 
 
 def choose_round(rounds: Sequence[IslandRound]) -> IslandRound | None:
-    """Return the round of least loss among those about as fast as the fastest whose loss is allowed, if any is."""
+    """Return the round with the least loss among the allowed ones that are about as fast as the fastest, if any."""
     allowed = [each for each in rounds if is_possible(each)]
     fastest = max((each.cost.tokens_per_s for each in allowed), default=0.0)
     near = [each for each in allowed if each.cost.tokens_per_s * NEAR >= fastest]
@@ -56,7 +56,7 @@ def is_possible(made: IslandRound) -> bool:
 
 
 def is_allowed(settings: ChosenIslands, loss: LossPenalty | None) -> bool:
-    """Return True if the expected loss is within `max_loss_penalty`: one that was not measured is not."""
+    """Return True if the expected loss is within `max_loss_penalty`. A loss that was not measured is not."""
     if settings.max_loss_penalty is None:
         return True
     return loss is not None and loss.expected <= percent(settings.max_loss_penalty)
@@ -68,7 +68,7 @@ def percent(text: str) -> float:
 
 
 def setting_prices(rounds: Sequence[IslandRound], chosen: IslandRound | None) -> Iterator[SettingPrice]:
-    """Yield the prices of the chosen setting and of those that differ from it in one respect, in their order."""
+    """Yield the prices of the chosen setting and of those that differ from it in one key, in their order."""
     if chosen is None or len(rounds) < 2:
         return
     ours = _respects(chosen.settings)
@@ -102,7 +102,7 @@ def _price(made: IslandRound, chosen: IslandRound, fastest: float) -> SettingPri
 
 
 def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
-    """Return why the setting is the plan's, or why not."""
+    """Return the reason why the setting was chosen, or why not."""
     speed, bound = made.cost.tokens_per_s, made.settings.max_loss_penalty
     if made.settings == chosen.settings:
         return "chosen: the fastest" if speed >= fastest else "chosen: least loss within 1 % of the fastest"
@@ -116,7 +116,7 @@ def _why(made: IslandRound, chosen: IslandRound, fastest: float) -> str:
 
 
 def _inner_steps(section: IslandsSettings, most: int, others: tuple[OuterCodec, int, int]) -> set[int]:
-    """Return the inner steps to consider: those measured, the most, the most of allowed loss, and a few less."""
+    """Return the inner steps to consider: measured ones, the most, the most with an allowed loss, and a few less."""
     allowed = (
         steps
         for steps in range(most, 0, -1)
@@ -130,7 +130,7 @@ def _inner_steps(section: IslandsSettings, most: int, others: tuple[OuterCodec, 
 def _setting(
     section: IslandsSettings, inner_steps: int, codec: OuterCodec, fragments: int, delay_steps: int
 ) -> Iterable[ChosenIslands]:
-    """Return the setting, unless a round is too short for its fragments and its delay."""
+    """Return the setting in a tuple, or an empty one if a round is too short for the fragments and the delay."""
     if fragments > inner_steps or delay_steps > inner_steps // fragments:
         return ()
     chosen = {"inner_steps": inner_steps, "codec": codec, "fragments": fragments, "delay_steps": delay_steps}

@@ -1,4 +1,4 @@
-"""An inventory whose clusters are all joined at one rate and latency, to see what would be best there."""
+"""An inventory with all clusters joined at one rate and latency, to compare modes on other networks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from holmes_core.records.link import Link
 
 
 def with_uniform_links(inventory: Inventory, bandwidth_bytes_per_s: float, latency_s: float) -> Inventory:
-    """The inventory as if a test had found this rate of payload and this latency between hosts of any two clusters.
+    """Return the inventory as if tests had measured this payload rate and latency between any two clusters.
 
-    They are joined directly then, without a tunnel's hub, and no trunks are known; what joins the hosts of one cluster
-    stays.
+    Clusters are then joined directly, without a tunnel's hub and without known trunks. Links inside clusters stay.
     """
     inside = tuple(link for link in inventory.links if len(set(link.clusters)) == 1)
     between = tuple(
@@ -25,7 +24,7 @@ def with_uniform_links(inventory: Inventory, bandwidth_bytes_per_s: float, laten
 def assumed_link(
     inventory: Inventory, pair: tuple[Cluster, Cluster], bandwidth_bytes_per_s: float, latency_s: float | None
 ) -> Link:
-    """Return a link between two clusters as if a test had found this rate of payload and this latency."""
+    """Return a link between two clusters as if a test had measured this payload rate and latency."""
     one, other = (_port(inventory, cluster) for cluster in pair)
     return stated_link("shared", (pair[0].name, pair[1].name), (one, other), bandwidth_bytes_per_s, latency_s)
 

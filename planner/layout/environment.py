@@ -11,7 +11,7 @@ from holmes_core.records.inventory import Cluster, Host, NetworkPort
 from holmes_core.records.job import Job
 from holmes_core.records.plan import EnvironmentVariable, Node, NodeFabric, PlanRank, tunnel_address
 from holmes_runtime.config.trainer_config import SHARED
-from planner.layout.rail_environment import rail_environment
+from planner.layout.rail_environment import rail_environment, variable
 from planner.problem.networks import VERBS_KINDS, Networks
 from planner.problem.problem import Problem
 
@@ -99,16 +99,10 @@ def make_environment(
     NCCL_NET is never set: it would override the network of every group. NCCL reads a leading `=` as "exactly these", so
     the values of its lists begin with one.
     """
-    variables = [
-        EnvironmentVariable(
-            name="GLOO_SOCKET_IFNAME",
-            value=str(shared.netdev),
-            reason=f"control traffic uses {shared.netdev}, which every node can reach",
-        ),
-    ]
+    reason = f"control traffic uses {shared.netdev}, which every node can reach"
+    variables = [variable("GLOO_SOCKET_IFNAME", str(shared.netdev), reason)]
     if job.is_bundled:
-        reason = "threads_per_slot in job.yaml"
-        variables.append(EnvironmentVariable(name="OMP_NUM_THREADS", value=str(job.threads_per_slot), reason=reason))
+        variables.append(variable("OMP_NUM_THREADS", str(job.threads_per_slot), "threads_per_slot in job.yaml"))
     if job.device == "cpu":
         return tuple(variables)
     return (
@@ -126,15 +120,15 @@ def _constants(job: Job, hardware: Host, tp: int) -> Iterator[EnvironmentVariabl
     for each in (*CONSTANT, *FOR_TRAINERS):
         is_meant = job.engine in each.engines and not (job.engine == "megatron" and is_exempt)
         if is_meant and each.older_name not in job.launch.environment:
-            yield EnvironmentVariable(name=each.name, value=each.value, reason=each.reason)
+            yield variable(each.name, each.value, each.reason)
 
 
 def _gpus(gpus: Sequence[int | None]) -> tuple[EnvironmentVariable, ...]:
     """Return the visible GPUs, the i-th for local rank i. nvidia-smi, which the probe used, orders by PCI address."""
     visible = ",".join(str(gpu) for gpu in gpus)
     return (
-        EnvironmentVariable(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", reason="GPU numbers as in nvidia-smi"),
-        EnvironmentVariable(name="CUDA_VISIBLE_DEVICES", value=visible, reason="the planned GPUs, by local rank"),
+        variable("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "GPU numbers as in nvidia-smi"),
+        variable("CUDA_VISIBLE_DEVICES", visible, "the planned GPUs, by local rank"),
     )
 
 
@@ -144,44 +138,28 @@ def _near_cpus(ranks: Sequence[PlanRank]) -> tuple[EnvironmentVariable, ...]:
     if len(lists) < len(ranks):
         return ()
     reason = "CPUs near each local rank's GPU; the rank and its threads are bound to them"
-    return (EnvironmentVariable(name="HOLMES_RANK_CPUS", value=";".join(lists), reason=reason),)
+    return (variable("HOLMES_RANK_CPUS", ";".join(lists), reason),)
 
 
 def _nccl(cluster: Cluster, shared: NetworkPort, fabric: NetworkPort | None) -> tuple[EnvironmentVariable, ...]:
     """Return NCCL's interfaces, which it reads once per process. A group's own options select its transport."""
-    sockets = EnvironmentVariable(
-        name="NCCL_SOCKET_IFNAME",
-        value=f"={shared.netdev}",
-        reason=f"groups between clusters and NCCL's bootstrap use only {shared.netdev}",
-    )
+    reason = f"groups between clusters and NCCL's bootstrap use only {shared.netdev}"
+    sockets = variable("NCCL_SOCKET_IFNAME", f"={shared.netdev}", reason)
     hcas = fabric.hcas if fabric is not None and cluster.fabric.kind in VERBS_KINDS else ()
     if fabric is not None and fabric.net_plugin is not None:
-        rdma = EnvironmentVariable(
-            name="NCCL_NET_PLUGIN",
-            value=fabric.net_plugin,
-            reason=f"groups inside cluster {cluster.name} use {cluster.fabric.kind} by this library, aws-ofi-nccl",
-        )
-    elif hcas:
-        rdma = EnvironmentVariable(
-            name="NCCL_IB_HCA",
-            value="=" + ",".join(hcas),
-            reason=f"groups inside cluster {cluster.name} use exactly these {cluster.fabric.kind} ports",
-        )
-    else:
-        rdma = EnvironmentVariable(
-            name="NCCL_IB_DISABLE",
-            value="1",
-            reason=f"cluster {cluster.name} has no RDMA ports that all its hosts share",
-        )
-    return (sockets, rdma)
+        reason = f"groups inside cluster {cluster.name} use {cluster.fabric.kind} by this library, aws-ofi-nccl"
+        return (sockets, variable("NCCL_NET_PLUGIN", fabric.net_plugin, reason))
+    if hcas:
+        reason = f"groups inside cluster {cluster.name} use exactly these {cluster.fabric.kind} ports"
+        return (sockets, variable("NCCL_IB_HCA", "=" + ",".join(hcas), reason))
+    reason = f"cluster {cluster.name} has no RDMA ports that all its hosts share"
+    return (sockets, variable("NCCL_IB_DISABLE", "1", reason))
 
 
 # Source: NCCL, src/mnnvl.cc: if GPUs are in one clique but cannot share memory, communicators fail.
 _NO_NVLINK_BETWEEN_HOSTS = (
-    EnvironmentVariable(
-        name="NCCL_MNNVL_ENABLE",
-        value="0",
-        reason="nvidia-imex does not run on every host of this NVLink domain, so NCCL would fail",
+    variable(
+        "NCCL_MNNVL_ENABLE", "0", "nvidia-imex does not run on every host of this NVLink domain, so NCCL would fail"
     ),
 )
 
@@ -193,4 +171,4 @@ def _streams(streams: int) -> tuple[EnvironmentVariable, ...]:
     threads = min(streams, MAX_SOCKET_THREADS)
     reason = f"the rate measured between clusters took {streams} connections side by side"
     values = {"NCCL_SOCKET_NTHREADS": threads, "NCCL_NSOCKS_PERTHREAD": -(-streams // threads)}
-    return tuple(EnvironmentVariable(name=name, value=str(value), reason=reason) for name, value in values.items())
+    return tuple(variable(name, str(value), reason) for name, value in values.items())

@@ -1,9 +1,9 @@
-"""The seconds of everything in a layout: stages, edges, gradient buckets and the optimizer."""
+"""The seconds of everything in a layout: stages, edges and their ports, gradient buckets and the optimizer."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import permutations
@@ -17,14 +17,15 @@ from planner.cost.counts import edge_bytes, tied_bytes
 from planner.cost.engines import engine_of
 from planner.cost.slot import Slot, dense_parts_s, layer_parts_s
 from planner.cost.trained import ParameterCount, backward_share, head_of, layers_of
-from planner.layout.edge_ports import edge_ports
 from planner.layout.layout import Layout
 from planner.problem.coefficients import APART, slot_s
 from planner.problem.fleet import Fleet
+from planner.problem.networks import Networks
 from planner.problem.problem import Problem
 from planner.problem.sharded_weights import WeightTraffic, exposed_part
 from planner.problem.shared_cores import machine_of
 from planner.schedule.buckets import BucketExchange, BucketSeconds, exchange_among
+from planner.schedule.shared_core_runs import simulate_sharing
 from planner.schedule.simulate import ReplicaSchedule
 from planner.schedule.step_seconds import (
     RankSeconds,
@@ -34,7 +35,7 @@ from planner.schedule.step_seconds import (
     slowest_update_s,
     with_experts,
 )
-from planner.search.closed_form import NO_EDGE, Edge
+from planner.search.closed_form import NO_EDGE, Edge, PortName
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,9 +285,43 @@ class LayoutCosts:
             rates.append(group.trunk_bytes_per_s * (n - 1) / crossing)
         return min(rates)
 
+    def step_s(self, buckets: Sequence[Sequence[BucketSeconds]]) -> float:
+        """Return the seconds of the whole step with these gradient buckets by stage."""
+        simulated_s = simulate_sharing(self.pipelines(), buckets, self.most_faster)
+        return simulated_s + sum(self.norm_s()) + self.tied_s() + self.optimizer_s()
+
     def optimizer_s(self) -> float:
         """Return the seconds of the slowest rank's update."""
         replicas = range(self.layout.candidate.dp)
         kinds = [{self._priced_at(rank, replica) for replica in replicas} for rank in self._pp_ranks]
         slots = [[priced.slot for priced in kind] for kind in kinds]
         return slowest_update_s(self.job, self.layout.candidate, self.execution, self.layout.layers, slots)
+
+
+def edge_ports(networks: Networks, layout: Layout) -> Mapping[str, tuple[tuple[PortName, float], ...]]:
+    """Return the ports of each first shard's edge, by its name, with the bytes/s that each replica gets of them."""
+    edges = [group for group in layout.groups_of_first_shards if group.axis in EDGE_AXES]
+    found = {group.name: list(_ports_of(networks, layout, group)) for group in edges}
+    replica = {group.name: layout.ranks[group.ranks[0]].dp_rank for group in edges}
+    uses = {(group.axis, port, replica[group.name]) for group in edges for port, _ in found[group.name]}
+    users = Counter((axis, port) for axis, port, _ in uses)
+    tp = layout.candidate.tp  # the shards of a rank share its host
+    return {
+        group.name: tuple((port, rate / tp / users[group.axis, port]) for port, rate in found[group.name])
+        for group in edges
+    }
+
+
+def _ports_of(networks: Networks, layout: Layout, group: PlanGroup) -> Iterator[tuple[PortName, float]]:
+    """Yield an edge's ports with a known rate: the sender's NIC, the receiver's, a trunk and uplinks."""
+    ends = [layout.ranks[rank] for rank in group.ranks]
+    hosts, positions = [end.host for end in ends], (0, 1) if group.axis == "pp_forward" else (1, 0)
+    if hosts[0] == hosts[1]:
+        return
+    route = networks.route(hosts)
+    for position, way in zip(positions, ("out", "in"), strict=True):
+        rate = route.ports_bytes_per_s[position]
+        if rate:
+            yield (hosts[position], "NVLink" if route.nvlink else route.interfaces[position], way), rate
+    sender, receiver = (ends[position].cluster for position in positions)
+    yield from networks.shared_wires(sender, receiver).items()

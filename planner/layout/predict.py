@@ -9,11 +9,9 @@ over copies of a tied table. optimizer_s comes last. They add up to step_s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
-from operator import mul
+from operator import add, mul
 
-from holmes_core.records.job import Job
 from holmes_core.records.plan import Prediction
 from holmes_runtime.config.schedule import make_schedule
 from planner.layout.layout import Layout
@@ -22,7 +20,7 @@ from planner.layout.traffic import count_traffic
 from planner.problem.memory_room import host_bytes_by_rank
 from planner.problem.problem import Problem
 from planner.schedule.shared_core_runs import run_sharing, simulate_sharing
-from planner.schedule.simulate import ReplicaSchedule, Span, spans_of
+from planner.schedule.simulate import Span, spans_of
 from planner.tolerances import ROUNDING
 
 
@@ -43,13 +41,14 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
     if layout.candidate.dp > 1:
         sharded = costs.pipelines() if layout.candidate.weight_shards > 1 else whole
         gradients_s = simulated_s(sharded, costs.buckets()) + norm_down_s + norm_around_s + tied_s
+    stages_s = [list(map(add, each.times.forward_s, each.times.backward_s)) for each in compute_alone]
     microbatch_s = tuple(
-        tuple(_rank_s(pipeline, layout.stages_of(pp_rank)) for pipeline in compute_alone)
-        for pp_rank in range(layout.candidate.pp)
+        tuple(sum(seconds[rank :: layout.candidate.pp]) for seconds in stages_s) for rank in range(layout.candidate.pp)
     )
     busiest_s = min(alone_s, max(max(map(mul, by_replica, layout.microbatches)) for by_replica in microbatch_s))
     step_s = gradients_s + costs.optimizer_s()
     memory = layout.mode.rank_memory_bytes(job.model, costs.execution, layout.candidate.pp, max(layout.microbatches))
+    layers = [sum(layout.layers[rank :: layout.candidate.pp]) for rank in range(layout.candidate.pp)]
     return Prediction(
         step_s=step_s,
         compute_s=busiest_s,
@@ -60,7 +59,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
         optimizer_s=step_s - gradients_s,
         tokens_per_s=job.global_batch_size * job.model.seq_length / step_s if step_s else 0.0,
         memory_bytes=tuple(memory),
-        host_memory_bytes=_host_memory_bytes(job, layout),
+        host_memory_bytes=host_bytes_by_rank(job, costs.execution, layers),
         microbatch_compute_s=microbatch_s,
         traffic=count_traffic(job, layout),
     )
@@ -69,8 +68,7 @@ def predict(problem: Problem, layout: Layout) -> Prediction:
 def predict_step_s(problem: Problem, layout: Layout) -> float:
     """Return the seconds of the step that `predict` would compute, without its parts."""
     costs = LayoutCosts(problem, layout)
-    simulated_s = simulate_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)
-    return simulated_s + sum(costs.norm_s()) + costs.tied_s() + costs.optimizer_s()
+    return costs.step_s(costs.buckets())
 
 
 def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tuple[Span, ...]:
@@ -78,14 +76,3 @@ def predict_timeline(problem: Problem, layout: Layout, replica: int = 0) -> tupl
     costs, mode, count = LayoutCosts(problem, layout), layout.mode, layout.microbatches[replica]
     schedule = make_schedule(*mode.order(layout.candidate.pp, count))
     return spans_of(schedule, run_sharing(costs.pipelines(), costs.buckets(), costs.most_faster)[replica])
-
-
-def _host_memory_bytes(job: Job, layout: Layout) -> tuple[int, ...]:
-    ranks = range(layout.candidate.pp)
-    layers = [sum(layout.layers[stage] for stage in layout.stages_of(rank)) for rank in ranks]
-    return host_bytes_by_rank(job, layout.candidate.execution(job), layers)
-
-
-def _rank_s(pipeline: ReplicaSchedule, stages: Iterable[int]) -> float:
-    """Return the seconds that a rank with `stages` computes on one micro-batch."""
-    return sum(pipeline.times.forward_s[stage] + pipeline.times.backward_s[stage] for stage in stages)

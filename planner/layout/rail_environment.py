@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holmes_core.partition_keys import can_talk, full_member_indices
 from holmes_core.records.devices import Gid, Nic
-from holmes_core.records.inventory import Cluster, Host, Inventory, NetworkPort
+from holmes_core.records.inventory import Cluster, Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.plan import EnvironmentVariable
 from planner.problem.networks import VERBS_KINDS
@@ -20,6 +20,11 @@ QUEUE_PAIRS_ON_BONDS = 2  # one for each port of the card in a bond
 
 RailVariables = Mapping[str, tuple[EnvironmentVariable, ...]]
 """The variables of each node, by host."""
+
+
+def variable(name: str, value: str, reason: str) -> EnvironmentVariable:
+    """Return one variable of a node's environment."""
+    return EnvironmentVariable(name=name, value=value, reason=reason)
 
 
 def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> RailVariables:
@@ -39,23 +44,16 @@ def rail_environment(inventory: Inventory, job: Job, names: Sequence[str]) -> Ra
         found[name] += cross_nic
     for cluster, members in joined:
         ports = {port.host: port for port in reversed(cluster.fabric.ports)}
-        everyone = {name: _rails(ports.get(name), hosts[name]) for name in cluster.hosts}
+        hcas = {name: ports[name].hcas if name in ports else () for name in cluster.hosts}
+        everyone = {name: tuple(nic for nic in hosts[name].nics if nic.hca in hcas[name]) for name in cluster.hosts}
         rails = {host.name: everyone[host.name] for host in members}
         for name, variable in (*_gids(cluster, rails), *_partitions(everyone), *_queue_pairs(rails)):
             if name in found:
                 found[name].append(variable)
-    stated = {*job.launch.environment, *job.launch.secrets, *_set_on_hosts(hosts[name] for name in names)}
+    # A site knows its network, but that rails are apart is a fact.
+    on_hosts = {setting.name for name in names for setting in hosts[name].nccl_settings} - {"NCCL_CROSS_NIC"}
+    stated = {*job.launch.environment, *job.launch.secrets, *on_hosts}
     return {name: tuple(each for each in of if each.name not in stated) for name, of in found.items()}
-
-
-def _set_on_hosts(hosts: Iterable[Host]) -> set[str]:
-    """Return variables that any host has set, since a site knows its network; except that rails are apart is a fact."""
-    return {setting.name for host in hosts for setting in host.nccl_settings} - {"NCCL_CROSS_NIC"}
-
-
-def _rails(port: NetworkPort | None, host: Host) -> tuple[Nic, ...]:
-    """Return the RDMA ports of `port`, which connect the host to its cluster's fabric."""
-    return tuple(nic for nic in host.nics if port is not None and nic.hca in port.hcas)
 
 
 def _cross_nic(inventory: Inventory, joined: Sequence[Cluster]) -> list[EnvironmentVariable]:
@@ -66,7 +64,7 @@ def _cross_nic(inventory: Inventory, joined: Sequence[Cluster]) -> list[Environm
     """
     named = ", ".join(cluster.name for cluster in rails_apart(inventory) if cluster in joined)
     reason = f"rails of cluster {named} do not reach one another; on all nodes, as NCCL uses a group's largest value"
-    return [EnvironmentVariable(name="NCCL_CROSS_NIC", value="0", reason=reason)] if named else []
+    return [variable("NCCL_CROSS_NIC", "0", reason)] if named else []
 
 
 Rails = Mapping[str, tuple[Nic, ...]]
@@ -84,7 +82,7 @@ def _queue_pairs(rails: Rails) -> Found:
         reason = f"a queue pair uses one member of a bond such as {bonds[0]}; both ends need the same number"
         value = str(QUEUE_PAIRS_ON_BONDS)
         for host in rails:
-            yield host, EnvironmentVariable(name="NCCL_IB_QPS_PER_CONNECTION", value=value, reason=reason)
+            yield host, variable("NCCL_IB_QPS_PER_CONNECTION", value, reason)
 
 
 def _partitions(rails: Rails) -> Found:
@@ -94,13 +92,13 @@ def _partitions(rails: Rails) -> Found:
     Source: NCCL, src/transport/net_ib/connect.cc (pkey_index); opensm, doc/partition-config.txt.
     """
     tables = {host: [nic.pkeys for nic in nics if nic.pkeys] for host, nics in rails.items()}
-    told = all(nic.kind == "InfiniBand" and nic.pkeys for nics in rails.values() for nic in nics)
-    if not told or can_talk({host: {table[0] for table in of} - {0} for host, of in tables.items()}):
+    is_known = all(nic.kind == "InfiniBand" and nic.pkeys for nics in rails.values() for nic in nics)
+    if not is_known or can_talk({host: {table[0] for table in of} - {0} for host, of in tables.items()}):
         return
     for host, index in (full_member_indices(tables) or {}).items():
         reason = f"this index holds the full-member P_Key {tables[host][0][index]:#06x} of all hosts; index 0 does not"
         if index:
-            yield host, EnvironmentVariable(name="NCCL_IB_PKEY", value=str(index), reason=reason)
+            yield host, variable("NCCL_IB_PKEY", str(index), reason)
 
 
 def _gids(cluster: Cluster, rails: Rails) -> Found:
@@ -116,10 +114,10 @@ def _gids(cluster: Cluster, rails: Rails) -> Found:
         own = [_takes_own(nic) for nic in ports]
         if any(own) and not all(own) and all(_own_ipv4(nic) for nic in ports):
             yield from _gid_indices(rails)
-    elif all(_global_ipv6(nic) for nic in ports):
+    elif all(any(gid.ipv4 is None and _is_global_ipv6(gid.gid) for gid in _version_2(nic)) for nic in ports):
         reason = f"not all rails of cluster {cluster.name} have an IPv4 address, but all have an IPv6 one"
         for host in rails:
-            yield host, EnvironmentVariable(name="NCCL_IB_ADDR_FAMILY", value="AF_INET6", reason=reason)
+            yield host, variable("NCCL_IB_ADDR_FAMILY", "AF_INET6", reason)
 
 
 def _gid_indices(rails: Rails) -> Found:
@@ -130,7 +128,7 @@ def _gid_indices(rails: Rails) -> Found:
             first = wrong[0]
             instead = f"that of {_ipv4(first)[0].netdev}, the first of its table"
             reason = f"the GID of {first.netdev}, as on other rails; for {first.device} NCCL would take {instead}"
-            yield host, EnvironmentVariable(name="NCCL_IB_GID_INDEX", value=str(min(common)), reason=reason)
+            yield host, variable("NCCL_IB_GID_INDEX", str(min(common)), reason)
 
 
 def _takes_own(nic: Nic) -> bool:
@@ -146,11 +144,6 @@ def _own_ipv4(nic: Nic) -> list[Gid]:
 def _ipv4(nic: Nic) -> list[Gid]:
     """Return the entries of RoCE v2 and IPv4, in order."""
     return [gid for gid in _version_2(nic) if gid.ipv4 is not None]
-
-
-def _global_ipv6(nic: Nic) -> list[Gid]:
-    """Return the entries of RoCE v2 with an IPv6 address that is not link-local, in order."""
-    return [gid for gid in _version_2(nic) if gid.ipv4 is None and _is_global_ipv6(gid.gid)]
 
 
 def _version_2(nic: Nic) -> list[Gid]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import TUNNEL_NETDEV, Plan, tunnel_address
@@ -199,20 +199,12 @@ def check_groups(plan: Plan) -> list[str]:
     """Return faults unless the groups are those that the coordinates demand, each once, with members in order."""
     is_tied, shared = plan.job.model.tied_embeddings, (sequence_groups(plan.job), expert_ranks(plan.job))
     shape = plan.ranks, plan.chunks, plan.data_parallel, is_tied, *shared
-    pairs = zip_longest(demanded_groups(*shape), plan.groups)
-    if all(
-        wanted is not None
-        and found is not None
-        and (wanted.name, wanted.axis) == (found.name, found.axis)
-        and found.ranks == wanted.ranks
-        for wanted, found in pairs
-    ):
+    wanted = [(group.name, group.axis, group.ranks) for group in demanded_groups(*shape)]
+    found = [(group.name, group.axis, group.ranks) for group in plan.groups]
+    if wanted == found:
         return []
-    demanded = demanded_groups(*shape)
-    wanted = {(group.name, group.axis, group.ranks) for group in demanded}
-    found = {(group.name, group.axis, group.ranks) for group in plan.groups}
-    missing = [f"group {name} with ranks {ranks} is missing" for name, _, ranks in wanted - found]
-    extra = [f"group {name} with ranks {ranks} is not demanded" for name, _, ranks in found - wanted]
+    missing = [f"group {name} with ranks {ranks} is missing" for name, _, ranks in {*wanted} - {*found}]
+    extra = [f"group {name} with ranks {ranks} is not demanded" for name, _, ranks in {*found} - {*wanted}]
     return sorted(missing + extra) or ["the groups are not in plan order"]
 
 

@@ -16,8 +16,7 @@ from planner.problem.group_places import misplaced_group
 from planner.problem.problem import Problem
 from planner.schedule.assign_hosts import assign, hosts_by_stage, number_ranks
 from planner.schedule.run_mode import StepParts
-from planner.schedule.runners_up import Contender, alternative, fastest_first, parts_by_class
-from planner.schedule.schedule_choice import choose_schedule
+from planner.schedule.runners_up import Contender, alternative, choose_schedule, fastest_first, parts_by_class
 from planner.search.branch_and_bound import SearchResult
 from planner.search.placement import Placement
 from planner.time_left import TimeLeft

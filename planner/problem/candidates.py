@@ -237,8 +237,8 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
 
     `more_recompute` and `with_other_fills` return the others.
 
-    Raises HolmesError if the fixed degrees need more slots than there are (the answer is no), or if a tensor group is
-    larger than any host (wrong usage).
+    Raises:
+        HolmesError: The fixed degrees need more slots than there are, or a tensor group is larger than any host.
     """
     slots = {each.hardware.num_slots for each in fleet.classes}
     check_groups_fit(job, slots)
@@ -315,8 +315,8 @@ def with_instances(job: Job, candidate: Candidate, num_clusters: int) -> Iterato
 def _takes_instances(job: Job) -> bool:
     trainer = job.trainer
     assert trainer is not None
-    is_told = trainer.takes_options or "optimizer_instances" in trainer.placeholders
-    return is_told and NO_INSTANCES not in trainer.command
+    gets_number = trainer.takes_options or "optimizer_instances" in trainer.placeholders
+    return gets_number and NO_INSTANCES not in trainer.command
 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:

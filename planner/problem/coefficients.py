@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, combinations_with_replacement
-from typing import NamedTuple
 
 from holmes_core.records.job import Job
 from holmes_runtime.config.rank_grid import NetName
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import Execution, edge_bytes
+from planner.cost.eager import PassBytes
 from planner.cost.engines import ENGINES, Engine, engine_of
 from planner.cost.fill import fill_share
 from planner.cost.measured_link import NOT_MEASURED
@@ -48,13 +48,6 @@ class Crossing:
     path_s_per_byte: float
     trunk_s_per_byte: float
     latency_s: float
-
-
-class PassBytes(NamedTuple):
-    """Bytes of a forward and of a backward."""
-
-    forward: float
-    backward: float
 
 
 FREE = Crossing(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -208,6 +201,7 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
     exchange = inside / engine.exchange_share
     across = exchange * (APART if job.ep > 1 else 1)
     names, hardware = fleet.cluster_names, [each.hardware for each in classes]
+    rates = [each.rates for each in hardware]
     num_microbatches = candidate.num_microbatches(job.batch_parts)
     memories = [(each.memory_bytes, each.host_memory_bytes) for each in hardware]
     return Coefficients(
@@ -225,18 +219,18 @@ def make_coefficients(job: Job, fleet: Fleet, networks: Networks, candidate: Can
         dense_sync_bytes=tp * bytes_each * layers_of(model.dense, job.trainable, 1, tp).trained,
         head=tuple(head for _, head in slots),
         slots=tuple(at_work),
-        net_names=tuple(each.net_name for each in hardware),
-        fabric_edge_s=_edges_s(message, at_once, (each.fabric_bytes_per_s for each in hardware)),
-        shared_edge_s=_edges_s(packed, at_once, (each.shared_bytes_per_s for each in hardware)),
-        fabric_port_s=_edges_s(message, at_once, (each.fabric_port_bytes_per_s for each in hardware)),
-        shared_port_s=_edges_s(packed, at_once, (each.shared_port_bytes_per_s for each in hardware)),
-        has_one_nic=tuple(each.has_one_nic for each in hardware),
+        net_names=tuple(each.net_name for each in rates),
+        fabric_edge_s=_edges_s(message, at_once, (each.fabric_bytes_per_s for each in rates)),
+        shared_edge_s=_edges_s(packed, at_once, (each.shared_bytes_per_s for each in rates)),
+        fabric_port_s=_edges_s(message, at_once, (each.fabric_port_bytes_per_s for each in rates)),
+        shared_port_s=_edges_s(packed, at_once, (each.shared_port_bytes_per_s for each in rates)),
+        has_one_nic=tuple(each.has_one_nic for each in rates),
         crossings=_crossings(fleet, networks, packed, max(at_once), (dp, across)),
         uplink_edge_s={
             x: packed * dp / networks.uplinks[name] for x, name in enumerate(names) if name in networks.uplinks
         },
-        fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in hardware),
-        shared_sync_s_per_byte=tuple(_free_or(across, each.shared_bytes_per_s) for each in hardware),
+        fabric_sync_s_per_byte=tuple(_free_or(exchange, each.fabric_bytes_per_s) for each in rates),
+        shared_sync_s_per_byte=tuple(_free_or(across, each.shared_bytes_per_s) for each in rates),
         inside_sync_s_per_byte=tuple(inside / tp / each.slot.inside.bandwidth_bytes_per_s for each in hardware),
         layer_sync_bytes=tp * bytes_each * max(exchanged_parameters(model, execution, slot) for slot in set(at_work)),
         first_sync_bytes=tp * bytes_each * embedding_of(model, job.trainable, tp).trained,

@@ -16,7 +16,7 @@ from math import inf, log
 from operator import itemgetter
 from statistics import median_low
 
-from holmes_core.measured_networks import Clusters
+from holmes_core.measured_networks import Clusters, relayed_pairs
 from holmes_core.records.inventory import Inventory, Network, NetworkPort
 from holmes_core.records.link import TOOL_CEILING_BYTES_PER_S, Link, Spread, Trunk
 from holmes_core.records.plan import TUNNEL_NETDEV
@@ -29,12 +29,12 @@ ABOVE_PORTS = 1.1  # of it and more: the port's rate is wrong, as with virtual N
 ALIKE = 1.25  # times the rate of another: hosts whose rates are nearer than about that count as equally fast
 ENOUGH = 0.95  # of the best rate: more streams than it takes to get this only cost memory and processor
 
-Way = Sequence[Link]
+PathTests = Sequence[Link]
 """One pair of hosts and direction, with different numbers of streams."""
 
 
 PortRate = Callable[[Link, int], float | None]
-"""Bytes/s of payload of the port at one end of a link; None when not known."""
+"""A function that returns the payload bytes/s of the port at one end of a link; None if not known."""
 
 
 def as_counted(inventory: Inventory, cautious: bool) -> Inventory:
@@ -50,9 +50,9 @@ def as_counted(inventory: Inventory, cautious: bool) -> Inventory:
 
 
 def connections_in_tunnel(inventory: Inventory, port_rate: PortRate, part: float) -> Mapping[Clusters, MeasuredLink]:
-    """Return the connections, those between clusters as they are in the tunnel.
+    """Return the connections, with those between clusters as in the tunnel.
 
-    What was measured in a tunnel alone, as nothing reaches a host behind NAT from outside, counts as it was measured.
+    Pairs that were measured only in a tunnel, such as hosts behind NAT, count as measured.
     """
     clear = {frozenset(link.clusters) for link in inventory.links if not link.tunnel}
     links: defaultdict[Clusters, list[Link]] = defaultdict(list)
@@ -85,15 +85,15 @@ def read_connections(inventory: Inventory, port_rate: PortRate, part: float) -> 
 
 
 def slowest_between(inventory: Inventory) -> float | None:
-    """Return the least bytes/s measured between hosts of two clusters; None if nothing was."""
+    """Return the least bytes/s measured between hosts of two clusters; None if nothing was measured."""
     links = (link for link in inventory.links if not link.tunnel and len(set(link.clusters)) > 1)
     return min(map(_rate, _slower_directions(_sockets(links)).values()), default=None)
 
 
 def tunnel_network(inventory: Inventory, carrier: Network) -> Network:
-    """Return the tunnel in the network `carrier`, each port with the line rate at which as much payload passes.
+    """Return the tunnel in the network `carrier`: each port has the line rate at which as much payload passes.
 
-    Where a host's limit of encryption is known, no more than that.
+    It is at most a host's limit of encryption, if that is known.
     """
     mtus, limits, plain = _mtus(inventory), encryption_limits(inventory), tcp_payload_share(None)
 
@@ -159,13 +159,13 @@ def encryption_limits(inventory: Inventory) -> Mapping[str, float]:
     return {name: limit for name, limit in limits.items() if limit < inf}
 
 
-def limited_by_encryption(inventory: Inventory) -> list[Way]:
+def limited_by_encryption(inventory: Inventory) -> list[PathTests]:
     """Return the paths in tunnels that passed clearly less than the same path in the clear had room for."""
     mtus = _mtus(inventory)
     between = [link for link in inventory.links if link.kind == "between" and link.method != "ib_write_bw"]
     clear = {_ends(way): _rate(way) for way in _ways(link for link in between if not link.tunnel)}
 
-    def room(way: Way) -> float:
+    def room(way: PathTests) -> float:
         sizes = [mtus.get(end) for end in zip(way[0].hosts, way[0].devices, strict=True)]
         return clear[_ends(way)] * _tunnel_share(min((mtu for mtu in sizes if mtu is not None), default=None))
 
@@ -173,7 +173,7 @@ def limited_by_encryption(inventory: Inventory) -> list[Way]:
     return [way for way in known if _rate(way) < NEAR_PORTS * room(way)]
 
 
-def _ends(way: Way) -> tuple[object, ...]:
+def _ends(way: PathTests) -> tuple[object, ...]:
     """Return the ends and the direction, the same in a tunnel or not."""
     return way[0].network, way[0].hosts, way[0].devices, way[0].direction
 
@@ -193,7 +193,7 @@ def _payload_bytes_per_s(trunk: Trunk) -> float:
     return trunk.bandwidth_bytes_per_s * (tcp_payload_share(None) if trunk.source == "hosts.yaml" else 1.0)
 
 
-def _worst(inventory: Inventory, ways: Sequence[Way], port_rate: PortRate, part: float) -> MeasuredLink:
+def _worst(inventory: Inventory, ways: Sequence[PathTests], port_rate: PortRate, part: float) -> MeasuredLink:
     """Return the worst of what was measured between any two clusters; trunks that hosts.yaml states are their own."""
     slowest = min(ways, key=_rate)
     rate, kind = _rate_and_kind(slowest, port_rate)
@@ -233,27 +233,27 @@ def _connection(links: Sequence[Link], port_rate: PortRate, part: float, trunk: 
     )
 
 
-def _ways(links: Iterable[Link]) -> list[Way]:
+def _ways(links: Iterable[Link]) -> list[PathTests]:
     ways: defaultdict[object, list[Link]] = defaultdict(list)
     for link in links:
         ways[link.way].append(link)
     return list(ways.values())
 
 
-def _rate(way: Way) -> float:
+def _rate(way: PathTests) -> float:
     """Return the bytes/s at the best number of streams."""
     return max(link.bandwidth_bytes_per_s.median for link in way)
 
 
-def _ports_rate(way: Way, port_rate: PortRate) -> float | None:
+def _ports_rate(way: PathTests, port_rate: PortRate) -> float | None:
     """Return bytes/s of the slower port with a known rate; None if neither is known."""
     rates = (port_rate(way[0], end) for end in (0, 1))
     return min((rate for rate in rates if rate is not None), default=None)
 
 
-def _slower_directions(links: Iterable[Link]) -> dict[tuple[str, str], Way]:
+def _slower_directions(links: Iterable[Link]) -> dict[tuple[str, str], PathTests]:
     """Return the slower direction of each pair of hosts."""
-    pairs: defaultdict[tuple[str, str], list[Way]] = defaultdict(list)
+    pairs: defaultdict[tuple[str, str], list[PathTests]] = defaultdict(list)
     for way in _ways(links):
         pairs[way[0].hosts].append(way)
     return {hosts: min(ways, key=_rate) for hosts, ways in pairs.items()}
@@ -284,18 +284,59 @@ def _by_host(pairs: Mapping[tuple[str, str], tuple[float, str]], part: float) ->
     }
 
 
-def _rate_and_kind(way: Way, port_rate: PortRate) -> tuple[float, str]:
+def _rate_and_kind(way: PathTests, port_rate: PortRate) -> tuple[float, str]:
     """Return bytes/s, and the cause: the ports are the limit, or the path is, or the port's rate is wrong."""
     measured, ports = _rate(way), _ports_rate(way, port_rate)
     if ports is None:
-        return measured, "way"
+        return measured, "path"
     if measured >= ABOVE_PORTS * ports:
         return measured, "raised"
     ceiling = min(TOOL_CEILING_BYTES_PER_S[link.method] for link in way)
-    return measured, "ports" if measured >= NEAR_PORTS * min(ports, ceiling) else "way"
+    return measured, "ports" if measured >= NEAR_PORTS * min(ports, ceiling) else "path"
 
 
-def _fewest_streams(way: Way) -> int:
+def _fewest_streams(way: PathTests) -> int:
     """Return the fewest streams that get about the best rate."""
     best = _rate(way)
     return min(link.streams for link in way if link.bandwidth_bytes_per_s.median >= ENOUGH * best)
+
+
+def through_hub(
+    inventory: Inventory, connections: Mapping[Clusters, MeasuredLink], port_bytes_per_s: float | None
+) -> Mapping[Clusters, MeasuredLink]:
+    """Return the connections, with relayed pairs of clusters joined over the hub.
+
+    All relayed pairs share the rate of the hub's fastest path. `port_bytes_per_s`: the rate of the hub's port.
+    """
+    hub = inventory.security.tunnel_hub or ""
+    at_hub = next((each.name for each in inventory.clusters if hub in each.hosts), "")
+    others = (each.name for each in inventory.clusters if each.name != at_hub)
+    to_hub = {name: connections.get(frozenset({at_hub, name}), NOT_MEASURED) for name in others}
+    rates = [way.host_bytes_per_s(hub, port_bytes_per_s) for way in to_hub.values()]
+    most = max((rate for rate in rates if rate is not None), default=None)
+    joined = {pair: _in_a_row([to_hub[name] for name in sorted(pair - {at_hub})]) for pair in relayed_pairs(inventory)}
+    return {**connections, **{pair: replace(each, hub_bytes_per_s=most) for pair, each in joined.items()}}
+
+
+def _in_a_row(ways: Sequence[MeasuredLink]) -> MeasuredLink:
+    """Return the path over all `ways` in a row: the slowest rate, and the sum of the latencies."""
+    joined = NOT_MEASURED
+    for way in ways:
+        trunks = [rate for rate in (joined.trunk_bytes_per_s, way.trunk_bytes_per_s) if rate is not None]
+        joined = replace(
+            way,
+            median=_slower(joined.median, way.median),
+            hosts={**joined.hosts, **way.hosts},
+            others=_slower(joined.others, way.others),
+            streams=max(joined.streams, way.streams),
+            latency_s=joined.latency_s + way.latency_s,
+            trunk_bytes_per_s=min(trunks, default=None),
+            uplinks={**joined.uplinks, **way.uplinks},
+        )
+    return joined
+
+
+def _slower(one: HostRate, other: HostRate) -> HostRate:
+    """Return the lower rate; that of ports alone if they limit both."""
+    known = [rate for rate in (one, other) if rate.bytes_per_s is not None]
+    return min(known, key=lambda rate: rate.bytes_per_s or 0.0, default=one)

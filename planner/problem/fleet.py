@@ -9,11 +9,10 @@ from functools import cached_property
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.inventory import Host, Inventory
 from holmes_core.records.job import Job
-from holmes_runtime.config.rank_grid import NetName
 from planner.cost.collectives import Peers
 from planner.cost.slot import Slot, read_slot
 from planner.problem.memory_room import usable_host_bytes
-from planner.problem.networks import Networks
+from planner.problem.networks import NO_RATES, HostRates, Networks
 from planner.problem.shared_cores import shared_cores
 
 
@@ -22,19 +21,14 @@ class Hardware:
     """The hardware that a placement's cost depends on. Hosts of one cluster with equal hardware are interchangeable.
 
     `slot` is the slowest slot, `memory_bytes` the smallest device memory. `host_memory_bytes` is one slot's share of
-    host memory; equal hosts report slightly different values, and the least counts. The rest is from `HostRates`.
+    host memory; equal hosts report slightly different values, and the least counts.
     """
 
     cluster: str
     num_slots: int
     memory_bytes: int | None
     slot: Slot
-    net_name: NetName | None = None
-    fabric_bytes_per_s: float | None = None
-    shared_bytes_per_s: float | None = None
-    fabric_port_bytes_per_s: float | None = None
-    shared_port_bytes_per_s: float | None = None
-    has_one_nic: bool = False
+    rates: HostRates = NO_RATES
     host_memory_bytes: int | None = field(default=None, compare=False)
 
 
@@ -104,7 +98,11 @@ class Fleet:
 
 
 def read_fleet(inventory: Inventory, job: Job, networks: Networks) -> Fleet:
-    """Return the fleet for `job`. Raises HolmesError if no host has a slot or the speed of a slot is unknown."""
+    """Return the fleet for `job`.
+
+    Raises:
+        HolmesError: No host has a slot, or the speed of a slot is unknown.
+    """
     hosts, refused = {host.name: host for host in inventory.hosts}, inventory.refusals
     clustered = {name: cluster.name for cluster in inventory.clusters for name in cluster.hosts if name not in refused}
     slots = {name: gpus for name in clustered if (gpus := slots_of(hosts[name], job))}
@@ -146,12 +144,7 @@ def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Netw
         num_slots=num_slots,
         memory_bytes=min(memory, default=None),
         slot=slot,
-        net_name=rates.net_name,
-        fabric_bytes_per_s=rates.fabric_bytes_per_s,
-        shared_bytes_per_s=rates.shared_bytes_per_s,
-        fabric_port_bytes_per_s=rates.fabric_port_bytes_per_s,
-        shared_port_bytes_per_s=rates.shared_port_bytes_per_s,
-        has_one_nic=rates.has_one_nic,
+        rates=rates,
         host_memory_bytes=None if host_bytes is None else host_bytes // num_slots,
     )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from holmes_core.records.job import Job
 from holmes_core.records.plan import PlanGroup, PlanRank
-from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, DataParallel, Rank, RankGrid
+from holmes_runtime.config.rank_grid import EDGE_AXES, REPLICA_AXES, Axis, DataParallel, Rank, RankGrid
 from planner.cost.collectives import times_as_long
 from planner.problem.networks import NetworkRoute, Networks, SharedWire, require_bandwidth
 
@@ -42,7 +42,10 @@ def make_groups(
     by pipeline rank.
     """
     demanded = list(demanded_groups(ranks, chunks, data_parallel, is_tied, cp, ep))
-    size_of = {member.name: _exchanged(member, ranks, parameters) for member in demanded}
+    size_of = {  # 1 for edges, which all send during the step
+        member.name: parameters[ranks[member.ranks[0]].pp_rank] if member.axis in REPLICA_AXES else 1.0
+        for member in demanded
+    }
     alike = Counter((member.axis, member.hosts) for member in demanded)
     routes = {hosts: networks.route(hosts) for hosts in dict.fromkeys(hosts for _, hosts in alike)}
     uses = {(axis, hosts): _flows(axis, hosts, routes[hosts]) for axis, hosts in alike}
@@ -78,11 +81,6 @@ def make_groups(
     )
 
 
-def _exchanged(group: DemandedGroup, ranks: Sequence[PlanRank], parameters: Sequence[int]) -> float:
-    """Return the group's weight among groups of its axis; 1 for edges, which all send during the step."""
-    return parameters[ranks[group.ranks[0]].pp_rank] if group.axis in ("dp", "dp_across") else 1.0
-
-
 def expert_ranks(job: Job) -> int:
     """Return the number of ranks in a plan's groups of experts; 1 for other trainers, which make their own groups."""
     return job.ep if job.is_bundled else 1
@@ -101,8 +99,7 @@ def demanded_groups(
     With several model chunks on a rank, there is also an edge from the last pipeline rank back to the first.
     """
     by_coordinates = {(rank.pp_rank, rank.dp_rank, rank.tp_rank): rank for rank in ranks}
-    at = {coordinate: (rank.rank, rank.host) for coordinate, rank in by_coordinates.items()}
-    pp, dp, tp = (1 + max(coordinate[axis] for coordinate in at) for axis in range(3))
+    pp, dp, tp = (1 + max(coordinate[axis] for coordinate in by_coordinates) for axis in range(3))
     suffixes = [f"/shard{shard}" if tp > 1 else "" for shard in range(tp)]
     if dp > 1:
         for stage in range(pp):
@@ -112,13 +109,12 @@ def demanded_groups(
     edges = [*pairwise(range(pp)), *([(pp - 1, 0)] if chunks > 1 else [])]
     for replica, (before, after), (shard, suffix) in product(range(dp), edges, enumerate(suffixes)):
         name = f"edge/replica{replica}/{before}-{after}"
-        (first, first_host), (second, second_host) = at[before, replica, shard], at[after, replica, shard]
-        ranks_and_hosts = (first, second), (first_host, second_host)
-        yield DemandedGroup(f"{name}/forward{suffix}", "pp_forward", *ranks_and_hosts)
-        yield DemandedGroup(f"{name}/backward{suffix}", "pp_backward", *ranks_and_hosts)
+        ends = by_coordinates[before, replica, shard], by_coordinates[after, replica, shard]
+        yield _demanded(f"{name}/forward{suffix}", "pp_forward", ends)
+        yield _demanded(f"{name}/backward{suffix}", "pp_backward", ends)
     for stage, replica in product(range(pp), range(dp if tp > 1 else 0)):
-        shards = [at[stage, replica, shard] for shard in range(tp)]
-        yield DemandedGroup(f"tp/stage{stage}/replica{replica}", "tp", *zip(*shards, strict=True))
+        shards = [by_coordinates[stage, replica, shard] for shard in range(tp)]
+        yield _demanded(f"tp/stage{stage}/replica{replica}", "tp", shards)
     for stage, first, (shard, suffix) in product(range(pp), range(0, dp if cp > 1 else 0, cp), enumerate(suffixes)):
         sharing = [by_coordinates[stage, first + part, shard] for part in range(cp)]
         yield _demanded(f"cp/stage{stage}/sequences{first // cp}{suffix}", "cp", sharing)
@@ -139,7 +135,7 @@ def _experts(grid: RankGrid) -> Iterator[DemandedGroup]:
         for axis, members in grid.expert_exchanges(me).items():
             found.setdefault((axis, members), f"{axis}/{where}/replica{me.dp_rank}")
     for (axis, members), name in found.items():
-        yield DemandedGroup(name, axis, members, tuple(grid.rank(each).host for each in members))
+        yield _demanded(name, axis, [grid.rank(each) for each in members])
 
 
 def _tied(grid: RankGrid) -> Iterator[DemandedGroup]:
@@ -147,7 +143,7 @@ def _tied(grid: RankGrid) -> Iterator[DemandedGroup]:
     for me in grid.ranks:
         pair = grid.tied(me)
         if pair is not None and me.pp_rank == 0:
-            yield DemandedGroup(f"tied/rank{me.rank}", "tied", pair, tuple(grid.rank(each).host for each in pair))
+            yield _demanded(f"tied/rank{me.rank}", "tied", [grid.rank(each) for each in pair])
 
 
 def _exchanges(where: str, replicas: Sequence[PlanRank], data_parallel: DataParallel) -> Iterator[DemandedGroup]:
@@ -169,7 +165,7 @@ def _exchanges(where: str, replicas: Sequence[PlanRank], data_parallel: DataPara
             yield _demanded(f"dp_across/{where}/{position}", "dp_across", across)
 
 
-def _demanded(name: str, axis: Axis, members: Sequence[PlanRank]) -> DemandedGroup:
+def _demanded(name: str, axis: Axis, members: Sequence[PlanRank | Rank]) -> DemandedGroup:
     return DemandedGroup(name, axis, tuple(rank.rank for rank in members), tuple(rank.host for rank in members))
 
 

@@ -1,4 +1,4 @@
-"""The network that some hosts share: its name, their interfaces on it, NCCL's transport, and each one's rate."""
+"""The network that some hosts share: its name, their interfaces on it, NCCL's transport, and the rates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from holmes_runtime.config.rank_grid import NetName
 from holmes_runtime.config.trainer_config import SHARED
 from planner.cost.collectives import tcp_payload_share
 from planner.cost.measured_link import NOT_MEASURED, MeasuredLink
-from planner.problem.connections import as_counted, connections_in_tunnel, read_connections, tunnel_network
-from planner.problem.hub import through_hub
-from planner.problem.nvlink import hosts_without_imex, nvlink_rates
+from planner.cost.slot import nvlink_bytes_per_s
+from planner.problem.connections import as_counted, connections_in_tunnel, read_connections, through_hub, tunnel_network
 
 VERBS_KINDS = ("InfiniBand", "RoCE")  # NCCL's own transport takes them
 RDMA_KINDS = (*VERBS_KINDS, "EFA")
@@ -27,10 +26,10 @@ RDMA_KINDS = (*VERBS_KINDS, "EFA")
 
 @dataclass(frozen=True)
 class NetworkRoute:
-    """The route between some hosts. Per host, in the order asked for: interface, and bytes/s of its NICs there.
+    """The route between some hosts: by host, in the given order, its interface and the bytes/s of its NICs there.
 
-    A bandwidth is None where the inventory does not know it. The NICs themselves, which other routes use as well, have
-    `ports_bytes_per_s`: no less, and more where a slower path between the hosts was measured.
+    A bandwidth is None if the inventory lacks it. `ports_bytes_per_s` are the rates of the NICs themselves, which other
+    routes use as well. They are higher if a slower path between the hosts was measured.
     """
 
     network: str
@@ -51,17 +50,20 @@ class SharedWire(NamedTuple):
 
 @dataclass(frozen=True)
 class HostRates:
-    """Bytes/s of one host's NICs to its own cluster, by which transport, and to everywhere; None when not known.
+    """Bytes/s of one host's NICs to its own cluster, with the transport, and to other clusters; None if not known.
 
-    `*_port_bytes_per_s`: of the NICs themselves, as in `NetworkRoute`. `has_one_nic`: they are the same ones.
+    `*_port_bytes_per_s`: of the NICs themselves, as in `NetworkRoute`. `has_one_nic`: both use the same NICs.
     """
 
-    net_name: NetName | None
-    fabric_bytes_per_s: float | None
-    shared_bytes_per_s: float | None
-    fabric_port_bytes_per_s: float | None
-    shared_port_bytes_per_s: float | None
-    has_one_nic: bool
+    net_name: NetName | None = None
+    fabric_bytes_per_s: float | None = None
+    shared_bytes_per_s: float | None = None
+    fabric_port_bytes_per_s: float | None = None
+    shared_port_bytes_per_s: float | None = None
+    has_one_nic: bool = False
+
+
+NO_RATES = HostRates()
 
 
 class Networks:
@@ -90,7 +92,11 @@ class Networks:
             self._connections = through_hub(inventory, self._connections, hub.bandwidth_bytes_per_s if hub else None)
 
     def shared_port(self, host: str) -> NetworkPort:
-        """Return the port of `host` on the network all share. Raises HolmesError if it has none."""
+        """Return the port of `host` on the network that all hosts share.
+
+        Raises:
+            HolmesError: The host has none.
+        """
         return _known_port(self._shared_ports.get(host), self._shared.name, host)
 
     def cluster(self, host: str) -> Cluster:
@@ -98,29 +104,29 @@ class Networks:
         return self._cluster_of[host]
 
     def fabric_port(self, host: str) -> NetworkPort | None:
-        """Return the port of `host` on the fabric of its cluster, None if it has none."""
+        """Return the port of `host` on its cluster's fabric; None if it has none."""
         return self._fabric_ports.get(host)
 
     def uses_rdma(self, host: str) -> bool:
-        """Return True if NCCL reaches the host's own cluster through RDMA, at a rate that is known."""
+        """Return True if NCCL reaches the host's own cluster by RDMA at a known rate."""
         port = self._fabric_ports.get(host)
         known = port is not None and port.hcas and port.rdma_bandwidth_bytes_per_s
         return bool(known) and not self._on_cpu and self._cluster_of[host].fabric.kind in RDMA_KINDS
 
     def nvlink_bytes_per_s(self, host: str) -> float | None:
-        """Return the host's bytes/s of the NVLink that joins all hosts of its cluster; None where none does."""
+        """Return the host's bytes/s over NVLink to all hosts of its cluster; None if NVLink does not join them."""
         return self._nvlink.get(host)
 
     def _net_name(self, host: str) -> NetName:
-        """NCCL's name for the transport through which the host reaches its own cluster."""
+        """Return NCCL's name for the transport by which the host reaches its own cluster."""
         return (self._cluster_of[host].fabric.net_name or "IB") if self.uses_rdma(host) else "Socket"
 
     def connection(self, one: str, other: str) -> MeasuredLink:
-        """Return the measurement between two clusters, or with one name inside it."""
+        """Return the measurement between two clusters, or inside one if both names are equal."""
         return self._connections.get(frozenset((one, other)), NOT_MEASURED)
 
     def shared_wires(self, sender: str, receiver: str) -> Mapping[SharedWire, float]:
-        """Return, in bytes/s, what all traffic from one cluster to another shares: trunk, uplinks and hub."""
+        """Return the wires that all traffic from one cluster to another shares, in bytes/s: trunk, uplinks and hub."""
         if sender == receiver:
             return {}
         connection = self.connection(sender, receiver)
@@ -134,29 +140,26 @@ class Networks:
 
     @cached_property
     def uplinks(self) -> Mapping[str, float]:
-        """The uplinks in bytes/s, by cluster; none where there is one cluster."""
+        """The uplinks in bytes/s, by cluster; empty for a single cluster."""
         return {name: rate for each in self._connections.values() for name, rate in each.uplinks.items()}
 
     def latency_s(self, clusters: Collection[str]) -> float:
-        """Seconds one message is under way at most between hosts of `clusters`; 0 where nothing was measured."""
+        """Return the longest latency between hosts of `clusters`; 0 if none was measured."""
         return max((self.connection(*pair).latency_s for pair in _pairs(clusters)), default=0.0)
 
     def most_streams(self, clusters: Collection[str]) -> int:
-        """Return the most connections side by side that it takes to get the measured rate between two of `clusters`."""
+        """Return the most parallel connections that the measured rate between two of `clusters` takes."""
         return max((self.connection(a, b).streams for a, b in _pairs(clusters) if a != b), default=1)
 
     def line_rate(self, priced_bytes_per_s: float, rdma: bool = False) -> float:
-        """Return the rate of a port, as inventories state it, that is priced at so many bytes/s."""
+        """Return the rate that an inventory states for a port that is priced at `priced_bytes_per_s`."""
         return priced_bytes_per_s / self._part / (1.0 if rdma else tcp_payload_share(None))
 
     def rates(self, host: str) -> HostRates:
-        """Return the rates of the host's NICs, to the best connected other cluster; None also where it has no port."""
+        """Return the rates of the host's NICs, to other clusters the best one; None also if it has no port."""
         shared_port = self._shared_ports.get(host)
         port_bytes_per_s = shared_port.bandwidth_bytes_per_s if shared_port is not None else None
-        towards = self._towards(host, port_bytes_per_s, self._names)
-        shared_bytes_per_s = (
-            max((rate for rate in towards if rate is not None), default=None) if towards else port_bytes_per_s
-        )
+        shared_bytes_per_s = self._best_bytes_per_s(host, port_bytes_per_s)
         shared_nic_bytes_per_s = _faster(port_bytes_per_s, shared_bytes_per_s)
 
         def rates(net_name: NetName | None, inside: float | None, nic: float | None, has_one_nic: bool) -> HostRates:
@@ -176,12 +179,12 @@ class Networks:
         return rates(None if self._on_cpu else "Socket", inside, nic, one)
 
     def num_ports(self, host: str) -> int:
-        """Return the NICs of the host on the network inside its cluster."""
+        """Return the number of the host's NICs on the network inside its cluster."""
         fabric = self._fabric_ports.get(host)
         return len(fabric.hcas) if fabric is not None and self.uses_rdma(host) else 1
 
     def as_measured(self, port: NetworkPort, network: str) -> float | None:
-        """The rate of a port, or what was measured by it: to the best connected other cluster where all share it."""
+        """Return the rate of a port as measured, on the shared network to the best connected other cluster."""
         own = self._cluster_of[port.host].name if port.host in self._cluster_of else None
         if own is None:
             return port.bandwidth_bytes_per_s
@@ -190,18 +193,18 @@ class Networks:
         return self._best_bytes_per_s(port.host, port.bandwidth_bytes_per_s)
 
     def _best_bytes_per_s(self, host: str, port_bytes_per_s: float | None) -> float | None:
-        """Return the rate of sockets from such a port to the best connected other cluster; without one, the port's."""
+        """Return the socket rate of such a port to the best connected other cluster, or the port's own rate."""
         rates = self._towards(host, port_bytes_per_s, self._names)
         return max((rate for rate in rates if rate is not None), default=port_bytes_per_s)
 
     def _towards(self, host: str, port_bytes_per_s: float | None, clusters: Iterable[str]) -> list[float | None]:
-        """Return the rates of sockets of `host`, with such a port, to each of `clusters` but its own."""
+        """Return the socket rates of `host`, with such a port, to each of `clusters` except its own."""
         own = self._cluster_of[host].name
         others = [self.connection(own, other) for other in clusters if other != own]
         return [measured.host_bytes_per_s(host, port_bytes_per_s) for measured in others]
 
     def _inside_bytes_per_s(self, host: str, port: NetworkPort | None) -> float | None:
-        """Return the rate of the host's sockets to its own cluster by `port`; only the fabric's netdev is measured."""
+        """Return the socket rate of the host inside its cluster by `port`. Only the fabric's netdev is measured."""
         if port is None:
             return None
         own, fabric = self._cluster_of[host].name, self._fabric_ports.get(host)
@@ -218,12 +221,14 @@ class Networks:
         return list(dict.fromkeys(cluster.name for cluster in self._cluster_of.values()))
 
     def route(self, hosts: Sequence[str]) -> NetworkRoute:
-        """Return the network `hosts` use among themselves: the fabric of their one cluster, else the shared network.
+        """Return the network that `hosts` use among themselves: their cluster's fabric, else the shared network.
 
-        On CUDA, NCCL takes one list of socket interfaces for the whole process, the shared ones (NCCL_FACTS): inside a
-        cluster it uses the fabric through RDMA, or where the fabric's netdevs are the shared ones.
-        Where the cluster is one NVLink domain, NCCL takes NVLink before any network: its rate counts.
-        Raises HolmesError naming a host that is not on that network.
+        On CUDA, NCCL takes one list of socket interfaces for the whole process: the shared ones. Inside a cluster, it
+        uses the fabric through RDMA, or if the fabric's netdevs are the shared ones. In a cluster that is one NVLink
+        domain, it prefers NVLink to any network, so NVLink's rate counts.
+
+        Raises:
+            HolmesError: A host is not on that network.
         """
         path = self._route_of_nics(hosts)
         names = {cluster.name if (cluster := self._cluster_of.get(host)) else None for host in hosts}
@@ -248,7 +253,7 @@ class Networks:
         return self._socket_route(name, ports, None if self._on_cpu else "Socket")
 
     def shared_route(self, host: str) -> NetworkRoute:
-        """Return the network all hosts share, as `host` uses it."""
+        """Return the network that all hosts share, as `host` uses it."""
         port = self.shared_port(host)
         net_name: NetName | None = None if self._on_cpu else "Socket"
         rates = self.rates(host)
@@ -256,7 +261,7 @@ class Networks:
         return NetworkRoute(SHARED, net_name, (str(port.netdev),), (rates.shared_bytes_per_s,), nic)
 
     def _socket_route(self, name: str, ports: Sequence[NetworkPort], net_name: NetName | None) -> NetworkRoute:
-        """Return sockets between the hosts of `ports`, each with its rate to the worst connected other cluster."""
+        """Return the socket route between the hosts of `ports`, with rates to the worst connected other cluster."""
         clusters = list(dict.fromkeys(self._cluster_of[port.host].name for port in ports))
         bandwidths = tuple(self._sockets_bytes_per_s(port, clusters) for port in ports)
         nics = tuple(_faster(port.bandwidth_bytes_per_s, rate) for port, rate in zip(ports, bandwidths, strict=True))
@@ -270,7 +275,7 @@ class Networks:
         return min(known) if len(known) == len(rates) else None
 
     def _rdma_route(self, cluster: Cluster, hosts: Sequence[str]) -> NetworkRoute:
-        """RDMA through the fabric. A port without a netdev (no IPoIB) names the shared one, for NCCL's bootstrap."""
+        """Return the route by RDMA. A port without a netdev (no IPoIB) names the shared one, for NCCL's bootstrap."""
         ports = [self._fabric_ports[host] for host in hosts]
         interfaces = tuple(port.netdev or str(self.shared_port(port.host).netdev) for port in ports)
         rates = tuple(self._rdma_bytes_per_s(port) for port in ports)
@@ -283,14 +288,15 @@ def _faster(port_bytes_per_s: float | None, measured_bytes_per_s: float | None) 
 
 
 def _pairs(clusters: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Every two of `clusters`, and each with itself."""
+    """Return every two of `clusters`, and each with itself."""
     return combinations_with_replacement(sorted(set(clusters)), 2)
 
 
 def shared_network(inventory: Inventory) -> Network:
-    """Return the network all hosts share, or the tunnel in it; with a single cluster and no other network, its fabric.
+    """Return the network that all hosts share, or the tunnel in it. A single cluster without one has its fabric.
 
-    Raises HolmesError if several clusters share none.
+    Raises:
+        HolmesError: Several clusters share none.
     """
     if inventory.shared is not None:
         return tunnel_network(inventory, inventory.shared) if inventory.encrypts else inventory.shared
@@ -305,7 +311,11 @@ def shared_network(inventory: Inventory) -> Network:
 
 
 def require_bandwidth(path: NetworkRoute, hosts: Sequence[str]) -> tuple[float, ...]:
-    """Return the bandwidths of `path` in bytes/s. Raises HolmesError naming host and netdev where one is not known."""
+    """Return the bandwidths of `path` in bytes/s.
+
+    Raises:
+        HolmesError: The rate of a host's interface is not known.
+    """
     for host, interface, bandwidth in zip(hosts, path.interfaces, path.bandwidths, strict=True):
         if not bandwidth:
             seen = "not known" if bandwidth is None else "0"
@@ -329,7 +339,7 @@ def _known_port(port: NetworkPort | None, network: str, host: str) -> NetworkPor
 
 
 def _as_priced(port: NetworkPort, mtu: int | None, part: float) -> NetworkPort:
-    """The port at the rates that payload gets: without TCP's framing, and by the part that a calibrating run got."""
+    """Return the port at payload rates: without TCP's framing, times the part that a calibrating run got."""
     parts = {"bandwidth_bytes_per_s": part * tcp_payload_share(mtu), "rdma_bandwidth_bytes_per_s": part}
     known = {name: rate * parts[name] for name in parts if (rate := getattr(port, name)) is not None}
     return port.model_copy(update=known)
@@ -338,7 +348,7 @@ def _as_priced(port: NetworkPort, mtu: int | None, part: float) -> NetworkPort:
 def _payload_rate(
     inventory: Inventory, mtus: Mapping[tuple[str, str], int | None], link: Link, end: int
 ) -> float | None:
-    """Return the bytes/s of payload that the port at one end of `link` offers, without framing; None when not known."""
+    """Return the payload bytes/s of the port at one end of `link`; None if not known."""
     host, device = next((host for host in inventory.hosts if host.name == link.hosts[end]), None), link.devices[end]
     if host is None:
         return None
@@ -347,3 +357,31 @@ def _payload_rate(
         return bytes_per_s_from_gbps(gbps) if gbps else None
     speed = next((netdev.speed_bytes_per_s for netdev in host.netdevs if netdev.name == device), None)
     return speed * tcp_payload_share(mtus.get((host.name, device))) if speed else None
+
+
+def nvlink_rates(inventory: Inventory) -> Mapping[str, float]:
+    """Return the one-way bytes/s of every host whose cluster is in one NVLink domain with IMEX running on all hosts.
+
+    It is the rate of one GPU, and thus the least that a ring through the host gets. In the plan, groups that leave a
+    host through several GPUs share it; in the run they have more.
+    """
+    hosts = {host.name: host for host in inventory.hosts}
+    running = [domain for domain in inventory.nvlink_domains if all(hosts[n].imex == "active" for n in domain.hosts)]
+    rates: dict[str, float] = {}
+    for cluster in inventory.clusters:
+        if not any(set(cluster.hosts) <= set(domain.hosts) for domain in running):
+            continue
+        known = {name: rate for name in cluster.hosts if (rate := nvlink_bytes_per_s(hosts[name])) is not None}
+        rates |= known if len(known) == len(cluster.hosts) else {}
+    return rates
+
+
+def hosts_without_imex(inventory: Inventory) -> frozenset[str]:
+    """Return the hosts of NVLink domains with IMEX known not to run somewhere: NCCL fails there, without a fallback."""
+    imex = {host.name: host.imex for host in inventory.hosts}
+    return frozenset(
+        name
+        for domain in inventory.nvlink_domains
+        if any(imex[member] not in (None, "active") for member in domain.hosts)
+        for name in domain.hosts
+    )

@@ -71,7 +71,8 @@ class Problem:
 def read_problem(inventory: Inventory, job: Job) -> Problem:
     """Return the problem of placing `job` on the reachable hosts of `inventory`.
 
-    Raises HolmesError if the job contradicts itself, no host has a slot, or the speed of a slot is unknown.
+    Raises:
+        HolmesError: The job contradicts itself, no host has a slot, or the speed of a slot is unknown.
     """
     check_job(job)
     if not inventory.hosts:
@@ -90,7 +91,7 @@ def require_rates(problem: Problem) -> None:
     for each in fleet.classes:
         name = each.hosts[0].name
         alone = len(each.hosts) == 1 and sum(kin.cluster == each.cluster for kin in fleet.classes) == 1
-        if not each.hardware.fabric_bytes_per_s and not alone:
+        if not each.hardware.rates.fabric_bytes_per_s and not alone:
             require_bandwidth(networks.route([name]), [name])
-        if not each.hardware.shared_bytes_per_s and len(clusters) > 1:
+        if not each.hardware.rates.shared_bytes_per_s and len(clusters) > 1:
             require_bandwidth(networks.shared_route(name), [name])

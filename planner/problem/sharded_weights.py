@@ -15,10 +15,11 @@ from typing import NamedTuple
 from holmes_core.records.job import Job
 from planner.cost.collectives import PassTimes, exchange_hops, exchange_share, shard_exchange_bytes
 from planner.cost.counts import GRADIENT_BYTES
+from planner.cost.eager import PassBytes
 from planner.cost.engines import engine_of, expert_shards
 from planner.cost.trained import ParameterCount, backward_share, head_of, layers_of
 from planner.problem.candidates import Candidate
-from planner.problem.coefficients import Coefficients, PassBytes
+from planner.problem.coefficients import Coefficients
 from planner.problem.exchange_rates import rings_on_nic, site_latency_s, sync_s_per_byte
 from planner.problem.fleet import HostClass
 
@@ -92,7 +93,7 @@ def least_traffic(job: Job, candidate: Candidate, hosts: HostClass) -> WeightTra
     if shards <= hosts.group_slots_per_host(candidate.tp):
         per_byte = exchange / candidate.tp / hardware.slot.inside.bandwidth_bytes_per_s
     else:
-        per_byte = exchange / hardware.fabric_bytes_per_s if hardware.fabric_bytes_per_s else 0.0
+        per_byte = exchange / hardware.rates.fabric_bytes_per_s if hardware.rates.fabric_bytes_per_s else 0.0
     return _layer_traffic(job, candidate, per_byte, (0.0, 0.0))
 
 

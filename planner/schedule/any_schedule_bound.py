@@ -26,7 +26,6 @@ from math import inf
 from typing import NamedTuple
 
 from holmes_runtime.config.model_shape import layer_parameters
-from holmes_runtime.config.run_settings import Recompute
 from planner.cost.collectives import PassTimes
 from planner.cost.fill import splits_backwards
 from planner.cost.slot import Slot, dense_layer_s, update_s
@@ -98,13 +97,10 @@ class AnyScheduleBounds:
     def work_s(self, candidate: Candidate) -> float:
         """Return the seconds of all work on the fastest group slots, as if no rank waited."""
         c = candidate
-        return self._work_s(c.tp, c.micro_batch_size, c.recompute, c.num_ranks, c.weight_shards)
+        return self._work_s(Candidate(c.tp, c.pp * c.dp, 1, c.micro_batch_size, c.recompute, "1f1b", c.weight_shards))
 
-    def _read_work_s(
-        self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int, weight_shards: int
-    ) -> float:
-        slots, total = num_ranks // tp, self._batch_parts // micro_batch_size
-        like = Candidate(tp, slots, 1, micro_batch_size, recompute, weight_shards=weight_shards)
+    def _read_work_s(self, like: Candidate) -> float:
+        slots, total = like.pp, self._microbatches(like)
         speeds = self._speeds_of(like)
         fastest_s = speeds.layer_s[0]
         if not fastest_s:
@@ -235,12 +231,10 @@ class AnyScheduleBounds:
     def _speeds_of(self, candidate: Candidate) -> CumulativeSpeeds:
         num_ranks = candidate.num_ranks if self._fleet.shares_cores else 1
         c = candidate
-        return self._speeds(c.tp, c.micro_batch_size, c.recompute, num_ranks, c.weight_shards)
+        like = Candidate(c.tp, 1, 1, c.micro_batch_size, c.recompute, "1f1b", c.weight_shards)
+        return self._speeds(like, num_ranks)
 
-    def _read_speeds(
-        self, tp: int, micro_batch_size: int, recompute: Recompute, num_ranks: int, weight_shards: int
-    ) -> CumulativeSpeeds:
-        like = Candidate(tp, 1, 1, micro_batch_size, recompute, weight_shards=weight_shards)
+    def _read_speeds(self, like: Candidate, num_ranks: int) -> CumulativeSpeeds:
         execution, seconds = like.execution(self._job), list[tuple[PassTimes, PassTimes]]()
         for each in self._classes:
             layer, head = slot_s(self._job, self._slot(each, num_ranks), execution)
@@ -252,7 +246,7 @@ class AnyScheduleBounds:
                 dense_layer_s(self._job, execution, slot).both_s / layer.both_s if layer.both_s else 1.0
                 for slot, (layer, _) in zip(slots, seconds, strict=True)
             ]
-        counts: Sequence[int] = [each.num_group_slots(tp) for each in self._classes]
+        counts: Sequence[int] = [each.num_group_slots(like.tp) for each in self._classes]
         classes = sorted((layer.both_s, count) for (layer, _), count in zip(seconds, counts, strict=True) if count)
         forward_shares = [layer.forward_s / layer.both_s for layer, _ in seconds if layer.both_s]
         layers_s, numbers = zip(*classes, strict=True)

@@ -51,7 +51,7 @@ def crossing_bound_s(problem: Problem, candidate: Candidate, layer: LayerSeconds
 def _edges_s(problem: Problem, candidate: Candidate) -> tuple[float, float]:
     """Return the seconds of one replica's messages over its edge, and of all replicas' over all NICs."""
     job, classes = problem.job, problem.fleet.classes
-    rates = [(each.hardware.shared_bytes_per_s, len(each.hosts)) for each in classes]
+    rates = [(each.hardware.rates.shared_bytes_per_s, len(each.hosts)) for each in classes]
     if any(not rate for rate, _ in rates):
         return 0.0, 0.0
     size = candidate.tp * edge_bytes(job.model, candidate.execution(job), lossiest_codec(job))

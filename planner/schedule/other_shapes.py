@@ -40,7 +40,8 @@ def other_placements(
 
     All degrees get their first candidates before any gets a second one. Stops when no time is `left`.
     """
-    bounds, several = problem.once(AnyScheduleBounds), _may_straddle(problem)
+    bounds, is_small = problem.once(AnyScheduleBounds), problem.fleet.num_group_slots(1) <= MAX_SLOTS
+    several = is_small and 1 < len(problem.fleet.cluster_names) <= MAX_CLUSTERS
     stages = straddled = 0
     for candidate in _in_turns(candidates) if not left.is_over else ():
         if left.is_over:
@@ -99,11 +100,6 @@ def _whole_replicas(problem: Problem, candidate: Candidate) -> Iterator[PricedPl
         placed = place_whole_replicas(problem.coefficients(candidate), fixed_cut(problem.job, candidate))
         if placed is not None:
             yield placed
-
-
-def _may_straddle(problem: Problem) -> bool:
-    """Return True if stages may be over several clusters, on a fleet small enough to try."""
-    return 1 < len(problem.fleet.cluster_names) <= MAX_CLUSTERS and problem.fleet.num_group_slots(1) <= MAX_SLOTS
 
 
 def straddling_placements(problem: Problem, candidate: Candidate) -> Iterator[PricedPlacement]:

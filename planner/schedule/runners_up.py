@@ -14,10 +14,11 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import Alternative, Crossing
 from holmes_core.units import format_seconds
 from planner.problem.candidates import RECOMPUTE, Candidate
+from planner.problem.coefficients import Coefficients
 from planner.problem.problem import Problem
 from planner.schedule.assign_hosts import check_kept_groups, keeps_groups
 from planner.schedule.other_shapes import other_placements
-from planner.schedule.placement_simulator import simulator_of
+from planner.schedule.placement_simulator import PlacementSimulator, simulator_of
 from planner.schedule.run_mode import SIMPLEST, RunMode, StepParts, simplest
 from planner.schedule.simulate import MAX_SIMULATED
 from planner.search.placement import Placement, PricedPlacement
@@ -238,3 +239,14 @@ def why_slower(best: StepParts, other: StepParts) -> str:
     )
     longer_s, what = max(grown, key=itemgetter(0))
     return f"{what} {format_seconds(longer_s)} longer"
+
+
+def choose_schedule(job: Job, coeffs: Coefficients, placement: Placement) -> RunMode | None:
+    """Return the fastest mode for `placement`; None if memory or micro-batches rule out all that job.yaml allows."""
+    simulator = PlacementSimulator(job, coeffs, placement)
+    run: list[RunMode] = []
+    for mode in sorted(simulator.modes(), key=lambda mode: mode.step_s):
+        within_s = min((each.step_s for each in run), default=inf) * (1 + RELATIVE_TOLERANCE)
+        if mode.step_s <= within_s:
+            run.append(simulator.timed(mode, within_s))
+    return simplest(run) if run else None

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from holmes_runtime.config.precedence import Precedence, find_precedence, follow, precedence_of
+from holmes_runtime.config.precedence import Precedence, follow, precedence_of
 from holmes_runtime.config.schedule import ActionKind, Schedule, ScheduleName
 from planner.schedule.buckets import BucketSeconds
 from planner.schedule.shared_ports import SharedPorts, SharingRun
@@ -270,13 +270,8 @@ def _rank_reduce_end_s(stages: Sequence[int], finals: Sequence[Sequence[Interval
     return reduced.end_s + late_s
 
 
-def timeline(schedule: Schedule, times: PipelineTimes, buckets: Buckets = ()) -> tuple[Span, ...]:
-    """Return every action of one replica with its time, pipeline rank by pipeline rank."""
-    return spans_of(schedule, run_pipeline(find_precedence(schedule), times, buckets))
-
-
 def spans_of(schedule: Schedule, run: ReplicaTimeline) -> tuple[Span, ...]:
-    """Return the timeline of a replica of that schedule."""
+    """Return every action of a replica of that schedule with its time, pipeline rank by pipeline rank."""
     return tuple(
         Span(rank, action.kind, action.stage, action.microbatch, *run.interval(number))
         for rank, actions in schedule.items()

@@ -72,8 +72,10 @@ def search(problem: Problem, time_limit_s: float, progress: Progress | None = No
     """Return the placements with the least closed-form seconds, and the certainty of that.
 
     Optimizer states are in host memory only if nothing fits otherwise. Stops at `time_limit_s` with the best so far.
-    Within the limit, the result depends only on the input. Raises HolmesError if memory holds no candidate, or nothing
-    was found in time.
+    Within the limit, the result depends only on the input.
+
+    Raises:
+        HolmesError: Memory holds no candidate, or nothing was found in time.
     """
     state, candidates = SearchState(problem, time_limit_s), enumerate_candidates(problem.job, problem.fleet)
     ranked = _explore_all(state, candidates, progress)
@@ -109,16 +111,16 @@ def _explore_sharded(state: SearchState, misfits: Sequence[Candidate]) -> Search
 
     A candidate that also fits without it is no slower that way. Bounds of candidates that cannot win count as open.
     """
-    beside, branches = state.beside(), list[Branch]()
+    later, branches = state.later(), list[Branch]()
     for misfit in misfits:
         least_s = state.early.compute_s(misfit)  # sharing weights makes no step shorter
         if not state.beats_incumbent(least_s):
-            beside.leave_open(least_s)
+            later.leave_open(least_s)
         else:
             branches += _sharded_branches(state, misfit)
-    beside.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
-    explore(beside, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
-    return beside
+    later.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
+    explore(later, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
+    return later
 
 
 def _explore_all(

@@ -40,7 +40,10 @@ def certify(
 ) -> Certificate:
     """Return the certificate of `placement`; `known_s` are the seconds of a known placement with its degrees.
 
-    `lp` names a file for the program. Raises HolmesError if it cannot be written.
+    `lp` names a file for the program.
+
+    Raises:
+        HolmesError: That file cannot be written.
     """
     coeffs = problem.coefficients(placement.candidate)
     fixed_layers = fixed_cut(problem.job, placement.candidate)

@@ -104,7 +104,7 @@ class CrossingRoom:
         return sorted(found, key=lambda stage: -stage[0])
 
     def _rooms(self, look: _Look, inside: Sequence[tuple[int, int, int]]) -> list[int]:
-        """Return the most layers of 0, 1, 2 ... stages inside the clusters, next to the crossing ones."""
+        """Return the most layers of 0, 1, 2 ... stages inside clusters, in the slots that crossing ones leave."""
         whole = {cluster: left // self._dp for cluster, left in look.left.items()}
         return [0, *accumulate(limit for limit, cluster, number in inside if number < whole[cluster])]
 

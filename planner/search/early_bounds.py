@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from typing import NamedTuple
 
 from holmes_runtime.config.model_shape import expert_parameters, layer_parameters
-from holmes_runtime.config.run_settings import Recompute
 from planner.cost.collectives import PassTimes, shard_exchange_bytes
 from planner.cost.counts import whole_layers_bytes
 from planner.cost.engines import engine_of
-from planner.cost.fill import Fill, fill_share
+from planner.cost.fill import fill_share
 from planner.cost.rank_memory import more_layer_bytes
 from planner.cost.slot import dense_layer_s
 from planner.cost.trained import layers_of
@@ -57,7 +56,7 @@ class EarlyBounds:
         self._job, self._fleet, self._num_layers = problem.job, problem.fleet, problem.job.model.num_layers
         self._batch_parts, self._first_dense = problem.job.batch_parts, problem.job.model.first_dense_layers
         self._speeds, self._fewest_stages = cache(self._read_speeds), cache(self._read_fewest_stages)
-        self._more_recompute = cache(self._read_more_recompute)
+        self._more_recompute = cache(partial(more_recompute, problem.job))
         self._crossing_sync_s = cache(self._read_crossing_sync_s)
         hardware = [each.hardware for each in problem.fleet.classes]
         self._memories = {(each.memory_bytes, each.host_memory_bytes) for each in hardware}
@@ -69,18 +68,14 @@ class EarlyBounds:
     def fits(self, candidate: Candidate) -> bool:
         """Return True if the class with the largest memory might hold a stage's layers."""
         c = candidate
-        return c.pp >= self._fewest_stages(
-            c.tp, c.dp, c.micro_batch_size, c.recompute, c.weight_shards, c.optimizer_offload, c.instances
-        )
+        states = c.weight_shards, c.optimizer_offload, c.instances
+        return c.pp >= self._fewest_stages(Candidate(c.tp, 1, c.dp, c.micro_batch_size, c.recompute, "1f1b", *states))
 
     def more_recompute(self, candidate: Candidate) -> Candidate | None:
         """Return the same as `more_recompute` of candidates.py. The cache serves many candidates: few fields matter."""
         c = candidate
-        recompute = self._more_recompute(c.tp, c.pp > 1, c.recompute, c.fill, c.weight_shards)
-        if recompute is None:
-            return None
-        sizes = c.tp, c.pp, c.dp, c.micro_batch_size
-        return Candidate(*sizes, recompute, c.fill, c.weight_shards, c.optimizer_offload, c.instances)
+        more = self._more_recompute(Candidate(c.tp, min(c.pp, 2), 1, 1, c.recompute, c.fill, c.weight_shards))
+        return None if more is None else c._replace(recompute=more.recompute)
 
     def with_shared_weights(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yield the candidate under ZeRO-3 in one cluster, with replicas over two, and so on, if it may fit."""
@@ -88,13 +83,6 @@ class EarlyBounds:
             sharded = with_sharded_weights(self._job, candidate, number)
             if sharded is not None and self.fits(sharded):
                 yield sharded
-
-    def _read_more_recompute(
-        self, tp: int, is_pipeline: bool, recompute: Recompute, fill: Fill, weight_shards: int
-    ) -> Recompute | None:
-        like = Candidate(tp, 2 if is_pipeline else 1, 1, 1, recompute, fill, weight_shards)
-        more = more_recompute(self._job, like)
-        return None if more is None else more.recompute
 
     def compute_s(self, candidate: Candidate) -> float:
         """Return a lower bound on the step, in seconds, with stages in blocks, from compute alone.
@@ -150,7 +138,7 @@ class EarlyBounds:
     def _read_crossing_sync_s(self, tp: int, dp: int) -> float:
         classes = self._fleet.classes
         shared, fabric = (
-            max((rate for each in classes if (rate := getattr(each.hardware, name)) is not None), default=None)
+            max((rate for each in classes if (rate := getattr(each.hardware.rates, name)) is not None), default=None)
             for name in ("shared_bytes_per_s", "fabric_bytes_per_s")
         )
         if shared and self._job.ep > 1:
@@ -237,13 +225,11 @@ class EarlyBounds:
     def _speeds_of(self, candidate: Candidate) -> CandidateSpeeds:
         c, num_ranks = candidate, candidate.num_ranks if self._fleet.shares_cores else 1
         alike = self._first_dense > 0 and self._dense_on_first(c) < self._first_dense
-        return self._speeds(c.tp, c.micro_batch_size, c.recompute, c.weight_shards, num_ranks, alike)
+        like = Candidate(c.tp, 1, 1, c.micro_batch_size, c.recompute, "1f1b", c.weight_shards)
+        return self._speeds(like, num_ranks, alike)
 
-    def _read_speeds(
-        self, tp: int, micro_batch_size: int, recompute: Recompute, weight_shards: int, num_ranks: int, alike: bool
-    ) -> CandidateSpeeds:
+    def _read_speeds(self, like: Candidate, num_ranks: int, alike: bool) -> CandidateSpeeds:
         """Return the speeds; if `alike`, for the faster kind of layers on each class."""
-        like = Candidate(tp, 1, 1, micro_batch_size, recompute, weight_shards=weight_shards)
         execution = like.execution(self._job)
         classes, layers, heads_s, dense = list[ClassSpeed](), list[PassTimes](), list[float](), list[float]()
         for each in self._fleet.classes:
@@ -254,24 +240,13 @@ class EarlyBounds:
                 dense_s = dense_layer_s(self._job, execution, each.hardware.slot.among(num_ranks)).both_s
                 layer_s = min(layer_s, dense_s) if alike else layer_s
                 dense.append(dense_s / layer_s if layer_s else 1.0)
-            classes.append(ClassSpeed(layer_s, each.num_group_slots(tp), each.cluster))
+            classes.append(ClassSpeed(layer_s, each.num_group_slots(like.tp), each.cluster))
             layers.append(layer)
             heads_s.append(head.both_s)
         return CandidateSpeeds(tuple(sorted(classes)), layers[0], min(heads_s), max(heads_s), min(dense, default=1.0))
 
-    def _read_fewest_stages(
-        self,
-        tp: int,
-        dp: int,
-        micro_batch_size: int,
-        recompute: Recompute,
-        weight_shards: int,
-        optimizer_offload: bool,
-        instances: int,
-    ) -> int:
+    def _read_fewest_stages(self, one_stage: Candidate) -> int:
         """Return a lower bound on the stages, from the layers that the largest memory holds."""
-        states = weight_shards, optimizer_offload, instances
-        one_stage = Candidate(tp, 1, dp, micro_batch_size, recompute, "1f1b", *states)
         execution = one_stage.execution(self._job)
         memories = [each.hardware.memory_bytes for each in self._fleet.classes]
         known = [memory for memory in memories if memory is not None]

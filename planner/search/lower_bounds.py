@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate, combinations
 from math import inf
 
@@ -56,7 +56,7 @@ class LowerBounds:
         for c in self._classes:
             groups.setdefault(0 if mixed else coeffs.cluster[c], []).append(c)
         self.groups = list(groups.values())
-        self._synced: dict[int, LayerLimits] = {}
+        self._synced_limits = cache(lambda at: self.synced_within(self.syncs_s[at]))  # bisections repeat it
 
     @cached_property
     def _capacity(self) -> tuple[tuple[int, ...], ...]:
@@ -202,12 +202,6 @@ class LowerBounds:
                     max(layer_s, rest_s + a * (layer_s - coeffs.layer_s[c])) for a in range(least, self._num_layers + 1)
                 )
         return sorted(found)
-
-    def _synced_limits(self, at: int) -> LayerLimits:
-        """Return `synced_within` of `syncs_s[at]`, cached because bisections often repeat it."""
-        if at not in self._synced:
-            self._synced[at] = self.synced_within(self.syncs_s[at])
-        return self._synced[at]
 
     def least_sync_s(self, limits: LayerLimits) -> float:
         """Return a lower bound on the longest exposed exchange, in seconds, of stages within `limits`."""

@@ -97,7 +97,7 @@ class SearchState:
         self._relaxations: dict[Key, LowerBounds] = {}
         self._cluster_sets: dict[Key, ClusterSets] = {}
 
-    def beside(self) -> SearchState:
+    def later(self) -> SearchState:
         """Return a search for placements that beat the incumbent, in the remaining time."""
         other = SearchState(self.problem, max(0.0, self._deadline_s - time.monotonic()))
         other.early, other.incumbent_s, other.incumbent = self.early, self.incumbent_s, self.incumbent
@@ -148,11 +148,6 @@ class SearchState:
     def leave_open(self, bound_s: float) -> None:
         """Record that placements of `bound_s` or more were not searched."""
         self.open_bounds_s.append(bound_s)
-
-    def run_out(self, bound_s: float) -> None:
-        """Record that a program's time ended before placements of `bound_s` or more were excluded."""
-        self.ran_out = True
-        self.leave_open(bound_s)
 
     def leave_slower_open(self) -> None:
         """Record that placements that do not beat the incumbent were not searched."""
@@ -346,6 +341,7 @@ def _solve(state: SearchState, key: Key, spec: ProgramSpec, bound_s: float) -> N
     solution = solve(spec, max(MIN_PROGRAM_S, state.program_limit_s))
     state.programs += 1
     if solution.status == "time limit":
-        state.run_out(max(bound_s, solution.bound_s or 0.0))
+        state.ran_out = True
+        state.leave_open(max(bound_s, solution.bound_s or 0.0))
     if state.keep(key, placement_of(spec, solution)):
         state.specs[key] = spec

@@ -92,7 +92,8 @@ def solve_replicas(
 def write_lp(make: Callable[[], Program | ReplicaProgram | None], path: Path) -> None:
     """Write the program to `path` in LP format, with every constraint's name.
 
-    Raises HolmesError: the file cannot be written.
+    Raises:
+        HolmesError: The file cannot be written.
     """
     try:
         with quiet():

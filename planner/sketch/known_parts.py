@@ -17,11 +17,7 @@ FABRICS: Mapping[str, SketchedKind] = {
 }
 SHORT: Mapping[SketchedKind, str] = {"InfiniBand": "IB"}
 """Kinds that have a shorter name in a sketch than in an inventory."""
-PCIE_TOO = (
-    "A100",
-    "A100 40GB",
-    "A800",
-)  # products that are sold on SXM boards and as PCI Express cards, under one name
+PCIE_TOO = ("A100", "A100 40GB", "A800")  # sold on SXM boards and as PCI Express cards, under one name
 PCI_GENERATIONS = {3: ("V100", "T4"), 5: ("H", "B", "G", "RTX 5090")}  # by prefix of a product; else 4: data sheets
 NEAR_SIZE = 0.05  # a GPU's name has the size of its data sheet, and nvidia-smi shows a little less
 _NO_PART_OF_A_NAME = re.compile(r"nvidia|tesla|geforce|sxm\d?|hbm3e?")
@@ -69,15 +65,20 @@ def known_gpu(text: str) -> str:
     bare = names.get(frozenset(words) - set(sizes))
     if bare is None or len(sizes) != 1:
         raise ValueError(_not_known("GPU", text, " ".join(words), GPUS))
-    if not _is_size_of(int(sizes[0].removesuffix("gb")), GPUS[bare].memory_bytes):
+    size, memory_bytes = int(sizes[0].removesuffix("gb")), GPUS[bare].memory_bytes
+    if min(abs(size * unit / memory_bytes - 1) for unit in (10**9, GIB)) >= NEAR_SIZE:
         others = ", ".join(name for name in GPUS if name.split()[0] == bare.split()[0])
-        size = f"{GPUS[bare].memory_bytes / GIB:.0f} GiB"
-        raise ValueError(f"no {bare} with {sizes[0].upper()} is known: it has {size} (there are {others})")
+        known = f"{memory_bytes / GIB:.0f} GiB"
+        raise ValueError(f"no {bare} with {sizes[0].upper()} is known: it has {known} (there are {others})")
     return bare
 
 
 def known_fabric(text: object) -> SketchedKind:
-    """Return the kind of a network by its name, in any case. Raises ValueError with the nearest and all known names."""
+    """Return the kind of a network by its name, in any case.
+
+    Raises:
+        ValueError: No such network. The message has the nearest and all known names.
+    """
     if not isinstance(text, str):
         raise ValueError(f"must be the name of a network ({', '.join(FABRICS)})")
     for name, kind in FABRICS.items():
@@ -90,10 +91,6 @@ def _size(word: str) -> str:
     """Return `80gb` for `80`, `80g`, `80gb` and `80gib`; any other word unchanged."""
     found = re.fullmatch(r"(\d{2,3})(?:gi?b?)?", word)
     return f"{found[1]}gb" if found else word
-
-
-def _is_size_of(size: int, memory_bytes: int) -> bool:
-    return min(abs(size * unit / memory_bytes - 1) for unit in (10**9, GIB)) < NEAR_SIZE
 
 
 def _not_known(what: str, text: str, normal: str, known: Iterable[str]) -> str:

@@ -269,7 +269,11 @@ class Sketch(Record):
 
 
 def parse_sketch(text: str) -> Sketch:
-    """Return the sketch in a line of text. Raises HolmesError with the column, the value and the known names."""
+    """Return the sketch in a line of text.
+
+    Raises:
+        HolmesError: The text is malformed. It names the column, the value and the known names.
+    """
     try:
         read = read_text(text)
     except MalformedSketch as error:

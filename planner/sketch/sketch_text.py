@@ -44,7 +44,11 @@ class MalformedSketch(ValueError):
 
 
 def read_text(text: str) -> SketchText:
-    """Read the text of a sketch. Raises MalformedSketch."""
+    """Read the text of a sketch.
+
+    Raises:
+        MalformedSketch: The text is too long or not a sketch.
+    """
     if len(text) > MAX_CHARACTERS:
         raise MalformedSketch(
             MAX_CHARACTERS, "the end of the text (a YAML file can be longer)", f"{len(text)} characters"
@@ -53,7 +57,11 @@ def read_text(text: str) -> SketchText:
 
 
 def read_network(text: str) -> dict[str, Any]:
-    """Read only a network, `IB 8x400`. Raises MalformedSketch."""
+    """Read only a network, `IB 8x400`.
+
+    Raises:
+        MalformedSketch: The text is not a network.
+    """
     reader = _Reader(text)
     network = reader.network(())
     reader.expect_end("the end")

@@ -139,7 +139,8 @@ def _machine(sketch: Sketch, cluster: SketchCluster) -> _Machine:
         more_nics, more_netdevs = _ethernet_cards(others, first)
         nics += more_nics if ethernet is not None else ()
         if own:
-            inside, netdevs = _port(more_netdevs[-1]).model_copy(update=_rdma_of(inside)), ()
+            rdma = {"hcas": inside.hcas, "rdma_bandwidth_bytes_per_s": inside.rdma_bandwidth_bytes_per_s}
+            inside, netdevs = _port(more_netdevs[-1]).model_copy(update=rdma), ()
         netdevs += more_netdevs
     everywhere = outward if plain else _port(netdevs[-1]) if others is not None else None
     memory = cluster.memory_gib
@@ -228,10 +229,6 @@ def _netdev(name: str, gbps: float) -> Netdev:
 def _port(netdev: Netdev) -> NetworkPort:
     """Return a port of a host whose name and address are not yet known."""
     return NetworkPort(host="", netdev=netdev.name, address=None, bandwidth_bytes_per_s=netdev.speed_bytes_per_s)
-
-
-def _rdma_of(port: NetworkPort) -> dict[str, object]:
-    return {"hcas": port.hcas, "rdma_bandwidth_bytes_per_s": port.rdma_bandwidth_bytes_per_s}
 
 
 def _domains(cluster: SketchCluster, names: Sequence[str]) -> Iterator[NvlinkDomain]:

@@ -74,8 +74,8 @@ def refused(command: Command, tmp_path: Path) -> Refused:
         ({"parallel": {"pp": 37}}, "parallel.pp is 37, num_layers is 36"),
         ({"parallel": {"layers": [10, 10]}}, "parallel.layers add up to 20, num_layers is 36"),
         ({"parallel": {"dp": 513}}, "global_batch_size 512 is less than dp x micro_batch_size = 513"),
-        ({"parallel": {"dp": 3, "zero": 3}}, "under parallel.zero 3 all replicas run as many micro-batches"),
-        ({"parallel": {"micro_batch_size": 5}}, "global_batch_size 512 is no multiple of micro_batch_size 5"),
+        ({"parallel": {"dp": 3, "zero": 3}}, "under parallel.zero 3 all replicas run equally many micro-batches"),
+        ({"parallel": {"micro_batch_size": 5}}, "micro_batch_size 5 does not divide global_batch_size 512"),
         ({"parallel": {"dp": 0}}, "job.yaml: parallel.dp: must be at least 1 (value 0)"),
         (
             {"global_batch_size": -8},

@@ -49,8 +49,8 @@ def impostor(greeting: bytes) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("greeting", "reason"),
     [
-        (b"", "no greeting of an SSH server"),
-        (b"Welcome\r\n" * 10, "no greeting of an SSH server"),
+        (b"", "not an SSH server's greeting"),
+        (b"Welcome\r\n" * 10, "not an SSH server's greeting"),
         (GREETING + b"\x7f\xff\xff\xf4", "it sent a packet of "),
         (GREETING + b"\x00\x10\x00\x04", "it sent a packet of "),
     ],

@@ -38,9 +38,9 @@ def test_pattern_names_ports(pattern: str, names: list[str], leaves: list[str]) 
     [
         ("", "names no device"),
         (":1", "names no device"),
-        ("mlx5_0:x", "'x' is no port number"),
+        ("mlx5_0:x", "'x' is not a port number"),
         ("mlx5_[7-0]", "7-0 runs backwards"),
-        ("mlx5_[a-c]", "'a-c' is no number and no range"),
+        ("mlx5_[a-c]", "'a-c' is neither a number nor a range"),
         ("mlx5_[0-9999]", "more than 1000 numbers"),
         ("mlx5_[0", "column 6: '[' cannot stand here"),
         ("mlx5 0", "column 5: ' ' cannot stand here"),

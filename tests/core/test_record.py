@@ -179,7 +179,7 @@ def test_bad_settings_of_data_are_refused(tmp_path: Path, said: str, instead: st
         ("weights: /models/llama", "{path: /a.jsonl}", "set data.tokenizer to /models/llama/tokenizer.json"),
         ("weights: /models/llama/", "{path: /a, pattern: '*.txt'}", "data *.txt is text without a tokenizer"),
         ("weights: /w", "{path: [{path: /a.bin, weight: 1}, {path: /b.jsonl.gz, weight: 1}]}", "data /b.jsonl.gz is"),
-        ("", "{path: /a.txt}", "under vocab_size 32000 its bytes are not the model's tokens"),
+        ("", "{path: /a.txt}", "with vocab_size 32000 the model's tokens are not bytes"),
     ],
 )
 def test_text_is_no_bytes_to_a_model_of_other_tokens(tmp_path: Path, more: str, data: str, named: str) -> None:

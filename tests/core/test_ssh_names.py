@@ -129,7 +129,7 @@ def test_user_that_ssh_takes_is_taken(name: str) -> None:
     ids=str,
 )
 def test_record_with_such_a_name_is_not_made(record: Any, values: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=r"is no (name or address of a host|user's name)"):
+    with pytest.raises(ValidationError, match=r"is not a valid (host name or address|user name)"):
         record(**values)
 
 
@@ -151,5 +151,5 @@ def test_name_that_the_ssh_configuration_makes_is_checked_as_well(tmp_path: Path
 def test_every_hop_of_a_proxy_jump_is_checked(tmp_path: Path, hop: str) -> None:
     (tmp_path / "ssh_config").write_text(f"ProxyJump {hop}\n", encoding="utf-8")
     access = Access(ssh_config=str(tmp_path / "ssh_config"))
-    with pytest.raises(HolmesError, match=r"is no (name or address of a host|user's name)"):
+    with pytest.raises(HolmesError, match=r"is not a valid (host name or address|user name)"):
         open_proxy(ssh_settings("a1", access), access, ("a1",))

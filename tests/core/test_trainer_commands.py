@@ -127,7 +127,7 @@ def test_a_context_parallel_degree_is_read_and_shares_the_ranks() -> None:
 
 
 def test_ranks_that_no_replica_divides_are_refused() -> None:
-    with pytest.raises(HolmesError, match="8 ranks are no multiple of tp x pp x cp = 16"):
+    with pytest.raises(HolmesError, match="8 ranks are not a multiple of tp x pp x cp = 16"):
         imported(f"{SHAPE} {BATCH} --tensor-model-parallel-size 16", "torchrun --nproc-per-node=8 pretrain_gpt.py")
 
 

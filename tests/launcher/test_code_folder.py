@@ -169,7 +169,7 @@ def test_a_foreign_plan_shows_that_it_would_send_a_folder() -> None:
     [
         (None, "src", "nothing imports from it"),
         ("/on/hosts.py:build", "src", "nothing imports from it"),
-        ("net/mine.py:build", None, "name that folder by launch.code"),
+        ("net/mine.py:build", None, "name the folder in launch.code"),
     ],
 )
 def test_code_without_its_model_and_a_model_without_its_code_are_refused(

@@ -22,7 +22,7 @@ KEEP = "import sys; open('heard', 'a').write(sys.stdin.read())"
 def test_a_program_is_named_or_its_whole_path_given() -> None:
     assert LaunchSettings(on_end=("curl", "@-")).on_end == ("curl", "@-")
     for word in ("./mine", "", "a/b"):
-        with pytest.raises(ValidationError, match="is no program's name and no whole path"):
+        with pytest.raises(ValidationError, match="is neither a program's name nor an absolute path"):
             LaunchSettings(on_verdict=(word,))
     assert cannot_run(("no-such-program-here",)) == "no-such-program-here: no such program on this machine"
     assert cannot_run((sys.executable, "-c", "pass")) is None

@@ -177,7 +177,7 @@ def test_options_of_the_program_are_its_own(command: str) -> None:
     assert " ".join(trainer.command) == command
 
 
-@pytest.mark.parametrize(("pattern", "words"), [("(", "no regular expression"), ("step (?P<step>.)", "no group")])
+@pytest.mark.parametrize(("pattern", "words"), [("(", "is not a regular expression"), ("step (?P<step>.)", "no group")])
 def test_pattern_without_a_loss_is_refused(pattern: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         plan_of_command("torch", step_pattern=pattern)

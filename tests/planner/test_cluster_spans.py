@@ -25,8 +25,8 @@ def test_stages_that_each_lie_in_one_cluster_need_no_words() -> None:
 
 def test_stage_that_fits_into_no_cluster_says_how_much_of_it_does(uneven: Plan) -> None:
     assert cluster_spans(UNEVEN, uneven) == (
-        "Stage 1 spans clusters a and b: a has room for 1 and b for 1 of 2 replicas next to the other stages; its "
-        "gradients cross on the shared network.",
+        "Stage 1 spans clusters a and b: with the other stages placed, a has room for 1 and b for 1 of 2 replicas; "
+        "its gradients cross on the shared network.",
     )
 
 

@@ -12,7 +12,7 @@ from tests.planner.fleets import bed_job, cpu_inventory, plan_for
 
 PAIR = read_problem(cpu_inventory([1, 1]), bed_job(parallel={}))
 FOUR = read_problem(cpu_inventory([2, 2]), bed_job(parallel={}))
-RATE = PAIR.fleet.classes[0].hardware.shared_bytes_per_s or 0.0
+RATE = PAIR.fleet.classes[0].hardware.rates.shared_bytes_per_s or 0.0
 FAST = LayerSeconds(1e-9, 1e-9)
 
 

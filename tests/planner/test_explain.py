@@ -141,9 +141,12 @@ def test_timeline_holds_every_action_once_and_ends_with_the_step(bed_plan: Plan)
     assert 0.8 * bed_plan.prediction.step_s < max(span.end_s for span in spans) <= bed_plan.prediction.step_s
 
 
+WAIT_S = 600.0  # for a plan made in the background
+
+
 def advice_for(fleet: Inventory, plan: Plan, effort: Effort = UNHURRIED) -> Advised:
     with trying_more_hosts(fleet, plan.job, plan.order, effort) as more_hosts:
-        return advise(fleet, plan, {change: call.result() for change, call in more_hosts.items()}, effort)
+        return advise(fleet, plan, {change: call.result_within(WAIT_S) for change, call in more_hosts.items()}, effort)
 
 
 @pytest.mark.slow

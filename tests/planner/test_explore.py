@@ -89,7 +89,8 @@ def test_a_program_that_its_share_of_the_time_ended_leaves_its_bound_open() -> N
     script, state = Script(), new_state()
 
     def ends_early(state: SearchState, _: object) -> None:
-        state.run_out(4.0)
+        state.ran_out = True
+        state.leave_open(4.0)
 
     explore(state, [branch(1, 1.0, script.find("best", 5.0))])
     assert not state.ran_out

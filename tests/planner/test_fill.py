@@ -18,7 +18,7 @@ from planner.problem.candidates import RECOMPUTE, Candidate, check_job, more_rec
 from planner.problem.problem import read_problem
 from planner.schedule.local_search import rank_improved
 from planner.schedule.placement_simulator import PlacementSimulator
-from planner.schedule.schedule_choice import choose_schedule
+from planner.schedule.runners_up import choose_schedule
 from planner.schedule.simulate import PipelineTimes, ReplicaSchedule, ScheduleOrder, simulate
 from planner.search.branch_and_bound import search
 from planner.search.placement import Placement

@@ -17,10 +17,9 @@ from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import CheckpointSettings, IslandsSettings, OptimizerSettings, ProfileSettings
 from planner.cluster_subset import only_clusters
 from planner.cost.counts import outer_bytes, state_bytes
-from planner.islands.groupings import groupings, island_batch
-from planner.islands.island_plans import plan_islands
+from planner.islands.faster_islands import longer_round
+from planner.islands.island_plans import groupings, island_batch, plan_islands
 from planner.islands.island_rounds import IslandRound, make_round
-from planner.islands.longer_round import longer_round
 from planner.islands.outer_sync_cost import BOTH_WAYS, QUESTION_S, price_exchange
 from planner.islands.uniform_links import with_uniform_links
 from planner.layout.verify import verify

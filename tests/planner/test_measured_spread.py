@@ -11,8 +11,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.link import Link, Spread
 from holmes_core.records.plan import Plan
 from planner.advice.advise import advise
-from planner.advice.measured_spread import spread_sentence
-from planner.advice.unmeasured_wire import unmeasured_wire_sentence
+from planner.advice.wire_rates import spread_sentence, unmeasured_wire_sentence
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, UNHURRIED, bed_job, cpu_inventory, plan_for
 from tests.planner.fluid_wire import FluidRun

@@ -12,7 +12,7 @@ from holmes_core.records.plan import Plan
 from planner.advice.changes import apply_changes
 from planner.advice.questions import answers
 from planner.advice.what_if import parse_changes
-from planner.make_plan import planned_anew, planned_step_s
+from planner.make_plan import plan_quickly, planned_step_s
 from planner.time_left import TimeLeft
 from tests.planner.fleets import bed_job, cpu_inventory, plan_for
 
@@ -44,7 +44,7 @@ def test_the_rate_that_changes_the_plan_does_so_and_its_double_does_not() -> Non
     number, unit = float(rate[:-4]), rate[-4:]
     for factor, changes in ((1, True), (2, False)):
         changed = apply_changes(inventory, parse_changes(f"link:a-b={number * factor:.6f}{unit}", inventory))
-        _, written = planned_anew(changed, plan.job, inf)
+        _, written = plan_quickly(changed, plan.job, inf)
         candidate = written.placement.candidate
         degrees = (candidate.tp, candidate.pp, candidate.dp)
         assert (degrees != (plan.tp, plan.pp, plan.dp)) == changes

@@ -13,7 +13,7 @@ from planner.cost.gpu_speeds import constant_speed
 from planner.cost.slot import Slot
 from planner.problem.candidates import Candidate
 from planner.problem.coefficients import Coefficients
-from planner.schedule.schedule_choice import choose_schedule
+from planner.schedule.runners_up import choose_schedule
 from planner.search.placement import Placement
 from tests.planner.enumerator import random_coefficients
 from tests.planner.fleets import bed_job

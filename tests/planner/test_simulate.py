@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from planner.schedule.simulate import (
     run_pipeline,
     run_to_end,
     simulate,
-    timeline,
+    spans_of,
 )
 from tests.seeds import few_of, seeds
 
@@ -32,6 +33,13 @@ def times(stages: int, edge_s: float = 0.0) -> PipelineTimes:
     """Equal stages: forward 1 s, backward 2 s."""
     edges = (edge_s,) * (stages - 1)
     return PipelineTimes((1.0,) * stages, (2.0,) * stages, edges, edges)
+
+
+def timeline(
+    schedule: Schedule, seconds: PipelineTimes, buckets: Sequence[Sequence[BucketSeconds]] = ()
+) -> tuple[Span, ...]:
+    """Every action of one replica."""
+    return spans_of(schedule, run_pipeline(find_precedence(schedule), seconds, buckets))
 
 
 def step_s(schedule: Schedule, seconds: PipelineTimes) -> float:

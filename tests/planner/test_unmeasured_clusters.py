@@ -12,7 +12,7 @@ from holmes_core.records.inventory import Inventory
 from holmes_core.records.job import Job
 from holmes_core.records.link import Link, Trunk
 from planner.advice.changes import LinkRate
-from planner.advice.unmeasured_wire import unmeasured_wire_sentence
+from planner.advice.wire_rates import unmeasured_wire_sentence
 from planner.cluster_subset import only_clusters
 from planner.problem.networks import Networks
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, plan_for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_core.records.inventory import Inventory
-from planner.advice.unmeasured_wire import unmeasured_wire_sentence
+from planner.advice.wire_rates import unmeasured_wire_sentence
 from tests.planner.fleets import GBPS, bed_job, cpu_inventory, plan_for
 from tests.planner.measured_links import measured, with_links, with_trunk
 from tests.planner.test_time_limit import alone

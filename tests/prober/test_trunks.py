@@ -373,11 +373,11 @@ def test_replay_asks_for_the_encryption_that_hosts_yaml_asked_for(tmp_path: Path
         ({"between_clusters": "tls"}, "security.between_clusters: "),
         ({"between_cluster": "wireguard"}, "security.between_cluster: unknown key"),
         ({"between_clusters": "wireguard", "tunnel_gbps": 0}, "security.tunnel_gbps: "),
-        ({"tunnel_hub": "a1"}, "tunnel_hub relays a tunnel, and between_clusters does not ask for one"),
+        ({"tunnel_hub": "a1"}, "tunnel_hub relays a tunnel, but between_clusters is `clear`"),
         ({"between_clusters": "wireguard", "tunnel_hub": "z9"}, "security: tunnel_hub: 'z9' is not among `hosts`"),
         ({"between_clusters": "wireguard", "tunnel_hub_address": "203.0.113.7"}, "tunnel_hub is not set"),
         ({"between_clusters": "wireguard", "tunnel_hub": "a1", "tunnel_hub_address": "gw"}, "tunnel_hub_address: "),
-        ({"tunnel_gbps": 3}, "tunnel_gbps is what a host encrypts, and between_clusters asks for no encryption"),
+        ({"tunnel_gbps": 3}, "tunnel_gbps limits a tunnel, but between_clusters is `clear`: set it to `wireguard`"),
     ],
 )
 def test_what_is_no_encryption_is_refused_by_key(security: object, said: str) -> None:

@@ -58,7 +58,7 @@ def step_words(node: str, component: int | None, gpus: str | None) -> tuple[str,
 
 
 def _try(host: str, connection: LocalConnection) -> None:
-    """Raise HostError where no step starts."""
+    """Raise HostError if no step starts."""
     try:
         done = connection.run("exit 0", b"", ANSWER_S)
     except FileNotFoundError:
