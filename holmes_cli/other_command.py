@@ -38,12 +38,12 @@ def _look_once() -> None:
     marker = state_folder() / f"looked-{zlib.crc32(sys.prefix.encode()):08x}"
     looked, _, given = marker.read_text("utf-8").partition("\n") if marker.exists() else ("", "", "")
     if looked != seen:
-        from holmes_cli.screen.terminal import err
+        from holmes_cli.screen.terminal import print_err
         from holmes_core.records.record_file import write_atomically
 
         notice = _notice(first)
         if notice not in given:
-            err.print(notice, markup=False, soft_wrap=True)
+            print_err(notice)
             given = f"{notice}\n{given}"[:MAX_READ_CHARS]
         marker.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(marker, f"{seen}\n{given}", private=True)

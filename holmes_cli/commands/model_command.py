@@ -10,7 +10,7 @@ import typer
 import yaml
 from pydantic import TypeAdapter
 
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import out, print_err
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from holmes_runtime.node.data_files.document_tokens import TOKENIZER_FILE
@@ -40,12 +40,12 @@ def model_command(
         lines["data"] = {"tokenizer": str(tokenizer.absolute())}
     out.print(yaml.safe_dump(lines, sort_keys=False), end="", markup=False, highlight=False, soft_wrap=True)
     billions = stage_parameters(shape, shape.num_layers, is_first=True, is_last=True) / 1e9
-    err.print(f"{folder}: {billions:.2f} billion parameters", markup=False, highlight=False, soft_wrap=True)
-    err.print(f"{folder}: {_tokenizer_sentence(tokenizer)}", markup=False, highlight=False, soft_wrap=True)
+    print_err(f"{folder}: {billions:.2f} billion parameters")
+    print_err(f"{folder}: {_tokenizer_sentence(tokenizer)}")
     next_step = "put this into job.yaml, and the folder at that path on every host; leave `weights` out to start anew"
     if "weights" not in lines:
         next_step = "put this into job.yaml, to start anew: the folder holds no tensors"
-    err.print(f"next: {next_step}", markup=False, soft_wrap=True)
+    print_err(f"next: {next_step}")
 
 
 def _tokenizer_sentence(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from holmes_cli.screen.show_sketch import show_sketch
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import out, print_err, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.record_file import read_file, read_user_file, signed_parts, write_signed
@@ -45,14 +45,14 @@ def sketch_command(
     if output is not None or not as_json:
         output = output or _usual(inventory)
         if _refuse_other_files(output):
-            err.print(f"{output}: writes over the sketch that was there", markup=False, soft_wrap=True)
+            print_err(f"{output}: writes over the sketch that was there")
         write_signed(output, inventory)
     if as_json:
         out.file.writelines(signed_parts(inventory))
     else:
         show_sketch(inventory)
         planned = f"holmes plan job.yaml -i {output} -o sketch-plan.json"  # plan.json may be one to launch
-        out.print(f"\nsketch: {output}\nnext: {planned}", markup=False, soft_wrap=True)
+        print_out(f"\nsketch: {output}\nnext: {planned}")
 
 
 def _usual(inventory: Inventory) -> Path:

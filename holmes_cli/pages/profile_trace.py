@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median_low
 
-from holmes_cli.screen.terminal import err
+from holmes_cli.screen.terminal import print_err
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank
@@ -37,7 +37,7 @@ def keep_profile(run_folder: Path) -> None:
     try:
         write_profile(run_folder)
     except HolmesError as error:
-        err.print(f"no profile: {error.what}; {error.hint}", markup=False, soft_wrap=True)
+        print_err(f"no profile: {error.what}; {error.hint}")
 
 
 def write_profile(run_folder: Path) -> Path | None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_duration, format_loss, format_memory, format_seconds
 from holmes_runtime.config.rank_metrics import NoticeTopic, RankNotice
@@ -97,7 +97,7 @@ class RunView:
 
     def _print(self, text: str) -> None:
         if self._live is None:
-            err.print(text, markup=False, soft_wrap=True)
+            print_err(text)
 
     def _show_state(self, event: NodeState) -> None:
         """Record a node's state; print a line once the last node has reached it."""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.rail_table import HEADINGS, Row, rail_rows
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import out, print_out
 from holmes_core.measured_ago import measured_ago
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory
@@ -51,7 +51,7 @@ def show_changes(older: str, differences: Sequence[Difference]) -> None:
     if differences:
         _show_differences(f"Changed since {older}", differences)
     else:
-        out.print(f"nothing has changed since {older}", markup=False, soft_wrap=True)
+        print_out(f"nothing has changed since {older}")
 
 
 def _show_differences(title: str, differences: Iterable[Difference]) -> None:
@@ -71,7 +71,7 @@ def _show_shared(inventory: Inventory) -> None:
     slowest = None if None in rates else min(rate for rate in rates if rate is not None)
     subnet = inventory.shared.subnet or "routed"
     how = ", through WireGuard" if inventory.encrypts else ""
-    out.print(f"shared by all: {subnet} over {netdevs}, {format_rate(slowest)}{how}", markup=False, soft_wrap=True)
+    print_out(f"shared by all: {subnet} over {netdevs}, {format_rate(slowest)}{how}")
 
 
 def _cluster_table(inventory: Inventory, cluster: Cluster) -> Table:
@@ -167,7 +167,7 @@ def _show_finding(finding: Finding) -> None:
         end="",
         soft_wrap=True,
     )
-    out.print(f"{finding.evidence}\n  effect: {finding.effect}\n  do: {finding.remedy}", markup=False, soft_wrap=True)
+    print_out(f"{finding.evidence}\n  effect: {finding.effect}\n  do: {finding.remedy}")
 
 
 def _named(hosts: Sequence[str]) -> str:

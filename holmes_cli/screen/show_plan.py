@@ -18,7 +18,7 @@ from holmes_cli.job_overrides import as_options
 from holmes_cli.screen.change_tables import loss_in_words
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_sheets
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import out, print_out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import Modes
 from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile, TunnelHub
@@ -287,7 +287,7 @@ def show_sheet(sheet: Sheet, console: Console) -> None:
 def _show_sentences(sentences: Iterable[str]) -> None:
     for sentence in sentences:
         lines = fill(sentence, min(WIDTH, out.width), break_on_hyphens=False)
-        out.print(lines, markup=False, soft_wrap=True)
+        print_out(lines)
 
 
 def _speed_sentence(plan: Plan, inventory: Inventory) -> str:

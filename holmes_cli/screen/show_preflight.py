@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import err
+from holmes_cli.screen.terminal import err, print_err
 from launcher.nodes.preflight import CHECKS, Preflight, remedy_of
 
 
@@ -18,5 +18,5 @@ def show_preflight(preflight: Preflight) -> None:
             rows.append((check.name, check.makes_sure, word))
     err.print(fitted_table(("check", "makes sure that", ""), rows, err.width, "Preflight"))
     for fault in preflight.faults:
-        err.print(f"host {fault.host}: {fault.check}: {fault.evidence}", markup=False, soft_wrap=True)
-        err.print(f"  do: {remedy_of(fault)}", markup=False, soft_wrap=True)
+        print_err(f"host {fault.host}: {fault.check}: {fault.evidence}")
+        print_err(f"  do: {remedy_of(fault)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import print_out
 from prober.findings.catalogue import SEVERITIES, when_found
 from prober.rule_text import RuleText
 
@@ -13,7 +13,7 @@ def show_rule(entries: Iterable[RuleText]) -> None:
     """Print every entry of one id."""
     for number, about in enumerate(entries):
         gap = "\n" if number else ""
-        out.print(f"{gap}{about.id} ({about.severity}, {SEVERITIES[about.severity]})", markup=False, soft_wrap=True)
+        print_out(f"{gap}{about.id} ({about.severity}, {SEVERITIES[about.severity]})")
         lines = {"found when": when_found(about), "effect": about.effect, "do": about.remedy, "source": about.source}
         for label, text in lines.items():
-            out.print(f"  {label}: {text}", markup=False, soft_wrap=True, highlight=False)
+            print_out(f"  {label}: {text}")

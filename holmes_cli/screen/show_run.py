@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err, print_out
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, SentCode
 from holmes_core.units import format_bytes, format_duration, format_loss, format_seconds
@@ -28,7 +28,7 @@ SHOWN_COMMIT = 12  # characters that tell one from another
 def show_run(plan: Plan, run: Run, folder: Path) -> None:
     """Print how a run ended, and the processes that could not be ended."""
     for what in run.not_ended:
-        err.print(f"not ended: {what}", markup=False, soft_wrap=True)
+        print_err(f"not ended: {what}")
     if run.state == "failed":
         _show_failure(first_cause(run.failures), len(run.failures), folder)
         err.print(f"failed after {run.steps_done} of {plan.job.steps} steps")
@@ -39,14 +39,10 @@ def show_run(plan: Plan, run: Run, folder: Path) -> None:
     if run.state == "done":
         _show_result(plan, run)
     for sentence in sentences_of(plan, run):
-        out.print(sentence, markup=False, soft_wrap=True)
+        print_out(sentence)
     if (folder / PROFILE_FILE).exists():
-        out.print(
-            f"profile: {folder / PROFILE_FILE}, predicted above measured; open it in https://ui.perfetto.dev",
-            markup=False,
-            soft_wrap=True,
-        )
-    out.print(f"run: {folder}", markup=False, soft_wrap=True)
+        print_out(f"profile: {folder / PROFILE_FILE}, predicted above measured; open it in https://ui.perfetto.dev")
+    print_out(f"run: {folder}")
 
 
 def show_end(plan: Plan, run: Run, folder: Path, as_json: bool) -> None:
@@ -88,16 +84,16 @@ def _show_failure(failure: Failure, count: int, folder: Path) -> None:
         err.print("[bold red]error:[/] the run was ended, and no rank is known to be at fault")
     else:
         err.print(f"[bold red]error:[/] host {failure.host} ({failure.cluster}): {who} failed first: {how}")
-    err.print(failure.message.strip().splitlines()[-1] if failure.message.strip() else "", markup=False, soft_wrap=True)
+    print_err(failure.message.strip().splitlines()[-1] if failure.message.strip() else "")
     for line in failure.last_lines:
-        err.print(f"  | {line}", markup=False, soft_wrap=True)
+        print_err(f"  | {line}")
     if failure.likely:
-        err.print(f"likely: {failure.likely}", markup=False, soft_wrap=True)
+        print_err(f"likely: {failure.likely}")
     err.print("[bold]hint:[/] ", end="")
     logs = folder / LOGS / (f"{failure.host}-rank{failure.rank}.log" if failure.rank is not None else "")
     more = "1 more rank or node" if count == 2 else f"{count - 1} more ranks or nodes"
     others = f"; {more} failed with it" if count > 1 else ""
-    err.print(f"all that was printed is in {logs}{others}", markup=False, soft_wrap=True)
+    print_err(f"all that was printed is in {logs}{others}")
 
 
 def _show_result(plan: Plan, run: Run) -> None:
