@@ -244,7 +244,7 @@ HOSTILE = [
     (CHAT_LINE, "{{ 'a' * 9999999999 }}", "chat.jinja, line 1: it takes more than 1 GiB of memory"),
     (CHAT_LINE, ENDLESS, "chat.jinja, line 1: it takes more than 2 s for one conversation"),
     (CHAT_LINE, "a\n{{ raise_exception('no') }}", "a.jsonl, line 1: chat.jinja, line 2: TemplateError: no"),
-    (CHAT_LINE, "{{ messages[0].content }}{{ add_generation_prompt }}", "chat.jinja: message 2 does not follow"),
+    (CHAT_LINE, "{{ messages[0].content }}{{ add_generation_prompt }}", "chat.jinja: message 2 does not begin with"),
     (CHAT_LINE, CHATML.replace("</s>\n", ""), "chat.jinja: nothing follows an answer"),
     (CHAT_LINE, CHATML.replace("</s>", "{{ eos_token }}"), "chat.jinja: nothing follows an answer"),
     (CHAT_LINE, "{% for a in b %}" * 25 + "{% endfor %}" * 25, "chat.jinja, line 1: SyntaxError: too many"),
