@@ -61,7 +61,11 @@ def import_command(
         raise HolmesError(f"{output} exists", "choose another name with `-o`, or move that file away")
     if engine is not None and engine not in get_args(TrainerName):
         raise HolmesError(f"--engine {shown(engine)}: not known", f"there are {', '.join(get_args(TrainerName))}")
-    imported = _of_model(command, engine) if _is_config(command) else _of_command(command, engine)
+    if Path(command).name == CONFIG_FILE and not any(character.isspace() for character in command):
+        sections = {"model": _model_section(command), "trainer": {"engine": engine or "accelerate"}}
+        imported = ImportedJob(sections, ())
+    else:
+        imported = _of_command(command, engine)
     data: Any = dict(imported.data)
     if model is not None:
         data["model"] = _model_section(model) | data["model"]
@@ -80,15 +84,6 @@ def _header(rows: Sequence[OptionRow]) -> str:
     gone = "; ".join(row.words for row in rows if row.fate == "decided" and not row.words.startswith("("))
     text = f"# By `holmes import`. Taken out of the command: {gone or 'nothing'}"
     return "".join(character if character.isprintable() else "?" for character in text) + "\n"
-
-
-def _is_config(text: str) -> bool:
-    return Path(text).name == CONFIG_FILE and not any(character.isspace() for character in text)
-
-
-def _of_model(text: str, engine: str | None) -> ImportedJob:
-    data = {"model": _model_section(text), "trainer": {"engine": engine or "accelerate"}}
-    return ImportedJob(data, ())
 
 
 def _of_command(text: str, engine: str | None) -> ImportedJob:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+from holmes_cli.screen.run_view import step_in_words
 from holmes_cli.screen.terminal import out, print_err
 from holmes_core.records.plan import IslandsPlan
-from holmes_core.units import format_bytes, format_loss, format_seconds
+from holmes_core.units import format_bytes, format_seconds
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
@@ -34,7 +35,7 @@ class LinesOfIslands:
         elif isinstance(event, NodeState):
             self._show_state(island, event)
         elif isinstance(event, StepMetrics):
-            print_err(f"island {island}: {self._step_text(island, event)}")
+            print_err(f"island {island}: {step_in_words(self._plan.islands[island], event)}")
         elif isinstance(event, AppliedOuterSync):
             print_err(f"island {island}: {exchange_in_words(event)}")
         elif isinstance(event, LogLine):
@@ -49,15 +50,6 @@ class LinesOfIslands:
         if sum(state == event.state for state in states.values()) == count:
             print_err(f"island {island}: {count} of {count} nodes: {event.state}")
 
-    def _step_text(self, island: int, step: StepMetrics) -> str:
-        plan = self._plan.islands[island]
-        evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
-        predicted = format_seconds(plan.prediction.step_s)
-        return (
-            f"step {step.step + 1}/{plan.job.steps}  loss {format_loss(step.loss)}{evaluated}  "
-            f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {predicted})"
-        )
-
 
 def exchange_in_words(exchange: AppliedOuterSync) -> str:
     """Return a sentence on an outer sync: its members, bytes and seconds."""
@@ -65,7 +57,7 @@ def exchange_in_words(exchange: AppliedOuterSync) -> str:
     took = f"{format_seconds(exchange.duration_s)}, waited for {format_seconds(exchange.waited_s)}"
     if exchange.has_joined:
         return (
-            f"exchange {exchange.exchange + 1}: came late or anew, took the state of islands {names} and "
-            f"dropped what it had not told them; {took}"
+            f"outer sync {exchange.exchange + 1}: joined late, received the state of islands {names} and dropped its "
+            f"own progress since the last one; {took}"
         )
-    return f"exchange {exchange.exchange + 1} of islands {names}: {format_bytes(exchange.sent_bytes)} sent in {took}"
+    return f"outer sync {exchange.exchange + 1} of islands {names}: {format_bytes(exchange.sent_bytes)} sent in {took}"

@@ -30,6 +30,16 @@ BAR_WIDTH = 40
 _TRACEBACK = "Traceback (most recent call last):"
 
 
+def step_in_words(plan: Plan, step: StepMetrics) -> str:
+    """Return a line on a step: its losses and its speed against the plan."""
+    evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
+    return (
+        f"step {step.step + 1}/{plan.job.steps}  loss {format_loss(step.loss)}{evaluated}  "
+        f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} "
+        f"(predicted {format_seconds(plan.prediction.step_s)})"
+    )
+
+
 class RunView:
     """A context that draws the screen while it is open. `now_s` gives Unix time.
 
@@ -134,16 +144,10 @@ class RunView:
         self._print(text)
 
     def _step_text(self, step: StepMetrics) -> str:
-        predicted = self._plan.prediction.step_s
-        evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
         used = f"  MFU {step.mfu:.1%}" if step.mfu else ""
         held = f"  {format_memory(step.memory_bytes)}" if step.memory_bytes is not None else ""
         waited = f"  waiting for the network {format_seconds(step.exposed_s)}" if step.exposed_s is not None else ""
-        return (
-            f"step {step.step + 1}/{self._plan.job.steps}  loss {format_loss(step.loss)}{evaluated}  "
-            f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {format_seconds(predicted)})"
-            f"{used}{held}{waited}"
-        )
+        return f"{step_in_words(self._plan, step)}{used}{held}{waited}"
 
     def _to_go(self) -> str:
         """Return the time of the remaining steps, at the pace of the last ones."""

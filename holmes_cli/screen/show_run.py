@@ -47,18 +47,12 @@ def show_run(plan: Plan, run: Run, folder: Path) -> None:
 
 def show_end(plan: Plan, run: Run, folder: Path, as_json: bool) -> None:
     """Print how a watched run ended: in words, or as the last line of its events."""
-    if as_json:
-        _end_as_json(run, folder)
-    else:
+    if not as_json:
         show_run(plan, run, folder)
-
-
-def _end_as_json(run: Run, folder: Path) -> None:
-    """Print the record, and the folder with everything else."""
+        return
     record = run.model_dump(mode="json")
     line = {"event": "end", "time_s": time.time(), "run": record, "folder": str(folder)}
-    line |= {"not_ended": record["not_ended"]}
-    out.file.write(json.dumps(line) + "\n")
+    out.file.write(json.dumps({**line, "not_ended": record["not_ended"]}) + "\n")
 
 
 def show_speed(plan: Plan, steps: Sequence[StepMetrics]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from holmes_runtime.comm.group_opening import GlooInterface, make_gloo
-from holmes_runtime.comm.streams import MIN_PART
+from holmes_runtime.comm.streams import parts_of
 from holmes_runtime.config.islands.roster import Arrival
 from holmes_runtime.node.admission.keyed_frames import tag_of
 from holmes_runtime.outer.lanes import Cell, Lane, lanes_of
@@ -97,11 +97,10 @@ class PendingTransfers(NamedTuple):
     works: list[Any]
     messages: Sequence[LaneMessage]
 
-    def wait(self) -> int:
-        """Wait until all is sent and received; return the bytes received. Raises RuntimeError if a peer is lost."""
+    def wait(self) -> None:
+        """Wait until all is sent and received. Raises RuntimeError if a peer is lost."""
         for work in self.works:
             work.wait()
-        return sum(target.nbytes for message in self.messages for target in message.gets.values())
 
 
 def post(messages: Iterable[LaneMessage], streams: int) -> PendingTransfers:
@@ -109,9 +108,9 @@ def post(messages: Iterable[LaneMessage], streams: int) -> PendingTransfers:
     posted = PendingTransfers([], list(messages))
     for (_, group), sends, gets in posted.messages:
         for position, target in gets.items():
-            posted.works.extend(group.recv([part], position, tag) for tag, part in enumerate(_parts(target, streams)))
+            posted.works.extend(group.recv([part], position, tag) for tag, part in enumerate(parts_of(target, streams)))
         for position, sent in sends.items():
-            posted.works.extend(group.send([part], position, tag) for tag, part in enumerate(_parts(sent, streams)))
+            posted.works.extend(group.send([part], position, tag) for tag, part in enumerate(parts_of(sent, streams)))
     return posted
 
 
@@ -124,10 +123,3 @@ def carry(messages: Sequence[LaneMessage], streams: int) -> int:
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
-
-
-def _parts(tensor: Tensor, streams: int) -> Sequence[Tensor]:
-    """Return the parts of a tensor, at most one per connection, equal at both ends; none if it is empty."""
-    if not tensor.numel():
-        return ()
-    return tensor.chunk(max(1, min(streams, tensor.numel() // MIN_PART)))

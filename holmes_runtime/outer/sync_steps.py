@@ -39,13 +39,6 @@ def due_after(exchange: int, inner_steps: int, fragments: int) -> int:
     return round_number * inner_steps + (fragment + 1) * inner_steps // fragments
 
 
-def interval_before(exchange: int, inner_steps: int, fragments: int) -> int:
-    """Return the steps from the previous outer sync to this one."""
-    return due_after(exchange, inner_steps, fragments) - (
-        due_after(exchange - 1, inner_steps, fragments) if exchange else 0
-    )
-
-
 class Rounds(NamedTuple):
     """The outer syncs of a run of `steps`, which are whole rounds."""
 
@@ -68,7 +61,7 @@ class Rounds(NamedTuple):
 
     def interval(self, exchange: int) -> int:
         """Return the steps from the previous outer sync to that one."""
-        return interval_before(exchange, self.inner_steps, self.fragments)
+        return self.planned(exchange) - (self.planned(exchange - 1) if exchange else 0)
 
 
 def next_due(counters: OuterCounters, inner_steps: int) -> int:

@@ -46,9 +46,11 @@ def check_facts(
     yield from _versions(plan, answers)
     for node in plan.nodes:
         facts, tunnel = answers[node.node_rank].facts, answers[node.node_rank].tunnel
+        checked = CheckedNode(plan, node, facts, tunnel, inventory)
         for name, check in _NODE_CHECKS.items():
-            for evidence in check(CheckedNode(plan, node, facts, tunnel, inventory)):
+            for evidence in check(checked):
                 yield Fault(name, node.host, evidence)
+        yield from _missing_inputs(plan, attempt, node, facts)
         if isinstance(tunnel, TunnelFault):
             yield Fault("encryption", node.host, tunnel.evidence, tunnel.remedy)
         elif node.tunnel_endpoint is not None and not _has_its_end(node, facts):
@@ -68,9 +70,13 @@ def _has_its_end(node: Node, facts: NodeFacts) -> bool:
 
 def _versions(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
     """Yield hosts that differ from the most common version."""
-    versions = {rank: _versions_of(answer.facts) for rank, answer in answers.items()}
-    for what in ("python", "torch", "nccl"):
-        seen = {node.host: versions[node.node_rank][what] for node in plan.nodes}
+    facts = {node.host: answers[node.node_rank].facts for node in plan.nodes}
+    versions: dict[str, dict[str, str | None]] = {
+        "python": {host: ".".join(each.python.split(".")[:2]) for host, each in facts.items()},  # major and minor
+        "torch": {host: each.torch for host, each in facts.items()},
+        "nccl": {host: each.nccl for host, each in facts.items()},
+    }
+    for what, seen in versions.items():
         common = Counter(seen.values()).most_common(1)[0][0]
         for host, value in seen.items():
             if value != common:
@@ -102,11 +108,6 @@ def _lost_with_the_run(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fau
             evidence = f"{found.folder} is inside the container, which is removed when the run ends"
             remedy = "mount the host's folder there: `container: {options: [--volume, /data:/data]}` in hosts.yaml"
             yield Fault("checkpoints", node.host, evidence, remedy)
-
-
-def _versions_of(facts: NodeFacts) -> dict[str, str | None]:
-    """Return the versions by name; of Python only major and minor."""
-    return {"python": ".".join(facts.python.split(".")[:2]), "torch": facts.torch, "nccl": facts.nccl}
 
 
 def _torch(at: CheckedNode) -> Iterator[str]:
@@ -220,9 +221,20 @@ def _disk(at: CheckedNode) -> Iterator[str]:
         yield f"{format_memory(free_bytes)} free for checkpoints in {checkpoint.folder}"
 
 
-def _inputs(at: CheckedNode) -> Iterator[str]:
-    for path in at.facts.missing_inputs:
-        yield f"{path}, which job.yaml names, is not there or cannot be read"
+def _missing_inputs(plan: Plan, attempt: Attempt, node: Node, facts: NodeFacts) -> Iterator[Fault]:
+    """Yield absent inputs. Data of an island's own cluster belong on the hosts of that island alone."""
+    has_own = attempt.outer_sync is not None and plan.job.islands is not None and node.cluster in plan.job.islands.data
+    own = [source.path.removeprefix("~") for source in plan.job.data.sources] if has_own and plan.job.data else []
+    for path in facts.missing_inputs:  # a host names the whole path of a home folder
+        remedy = None
+        if attempt.outer_sync is not None and any(path.endswith(each) for each in own):
+            hosts = ", ".join(each.host for each in plan.nodes)
+            remedy = (
+                f"copy or mount {path} on each host of island {attempt.outer_sync.island} ({hosts}), in the container "
+                f"if there is one; or correct `islands.data.{node.cluster}` in job.yaml and plan again"
+            )
+        evidence = f"{path}, which job.yaml names, is not there or cannot be read"
+        yield Fault("inputs", node.host, evidence, remedy)
 
 
 def _contents(at: CheckedNode) -> Iterator[str]:
@@ -284,7 +296,6 @@ _NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "rdma-ports": _rdma_ports,
     "net-plugin": _net_plugin,
     "interfaces": _interfaces,
-    "inputs": _inputs,
     "contents": _contents,
     "compiler": _compiler,
     "fp8": _fp8,

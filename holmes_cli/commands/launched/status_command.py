@@ -87,7 +87,7 @@ class KnownRun(NamedTuple):
 def _read(folder: Path) -> KnownRun:
     stored = find_run(str(folder))
     nodes, notices = dict[str, str](), list[str]()
-    for event in past_events(stored.folder):
+    for _, event in past_events(stored.folder):
         if isinstance(event, NodeState):
             nodes[event.host] = event.state
         elif isinstance(event, Notice):
@@ -140,7 +140,7 @@ def _page(folder: Path, followed: bool = False) -> str:
 
 
 def _exchanges(folder: Path) -> list[AppliedOuterSync]:
-    return [event for event in past_events(folder) if isinstance(event, AppliedOuterSync)]
+    return [event for _, event in past_events(folder) if isinstance(event, AppliedOuterSync)]
 
 
 def show_known(known: KnownRun) -> None:
