@@ -72,14 +72,14 @@ class Launch:
             if island is not None
             else Replanning(plan, settings, planner, self._record.say, LostHosts(), interrupts)
         )
-        outer = island.outer_sync if island is not None else None
         self._attempt = Attempt(
             folder.run_id,
             detached=settings.detached,
             resume=settings.resume,
             from_scratch=settings.from_scratch,
             resume_step=settings.resume_step,
-            outer_sync=outer,
+            outer_sync=island.outer_sync if island is not None else None,
+            own_data=island.own_data if island is not None else None,
         )
         self._nodes = RunningNodes((), settings.detached, interrupts)
         self._remembering: dict[str, NodeBundle] = {}  # by host; ranks may keep a checkpoint in its memory

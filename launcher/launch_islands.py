@@ -17,9 +17,8 @@ from holmes_core.records.run import Run, Settings, State
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.islands.common_end import common_end, exit_code_of
 from launcher.islands.going_back import require_checkpoints, step_of_island
-from launcher.islands.island_part import IslandPart
+from launcher.islands.island_part import IslandPart, outer_sync_of
 from launcher.islands.island_return import TRIES
-from launcher.islands.outer_sync import outer_sync_of
 from launcher.islands.rendezvous_server import RendezvousServer
 from launcher.islands.run_tunnel import RunTunnel
 from launcher.journal.run_events import NodeState, Notice, RunEvent, Silent
@@ -160,7 +159,8 @@ class LaunchIslands:
         name, interrupts = island_name(number), self._interrupts[number]
         folder = RunFolder(self.folder.path / name, f"{self.folder.run_id}-{name}")
         tries = self._settings.restarts or TRIES
-        part = IslandPart(outer_sync_of(self._plan, number), self._meeting, tries, self._tunnel)
+        sync, own_data = outer_sync_of(self._plan, number), self._plan.own_data(number)
+        part = IslandPart(sync, own_data, self._meeting, tries, self._tunnel)
         view = _View(lambda event: self._take(number, event))
         plan = self._plan.islands[number]
         back = step_of_island(self._plan, self._settings.resume_step, number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -103,7 +104,7 @@ def launch_command(
         if dry_run:
             dry_run_of_islands(record, settings, job_folder, as_json)
             return
-        started = when_gpus_are_free if wait else _at_once
+        started = partial(start_checked, waits=wait)
         run = run_islands(record, inventory, runs, job_folder, settings, forced, via, as_json, started)
         if run.exit_code:
             raise typer.Exit(run.exit_code)
@@ -122,13 +123,9 @@ def launch_command(
 
     def start() -> Run:
         with RunView(reached, as_json) as view:
-            try:
-                return launch(reached, inventory, runs, job_folder, settings, forced, view)
-            except PreflightFailed as failed:
-                show_preflight(failed.preflight)
-                raise
+            return launch(reached, inventory, runs, job_folder, settings, forced, view)
 
-    run = when_gpus_are_free(start) if wait else start()
+    run = start_checked(start, wait)
     if detach:
         out.print(run.run_id, markup=False)
         return
@@ -149,17 +146,14 @@ def _check_resuming(plan: Path, settings: Settings, job: Job) -> None:
         raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", hint)
 
 
-def _at_once(start: Callable[[], Run]) -> Run:
-    return start()
-
-
-def when_gpus_are_free(start: Callable[[], Run], pause_s: float = LOOK_AGAIN_S) -> Run:
-    """Return the result of `start` as soon as no other run or process has the GPUs."""
+def start_checked(start: Callable[[], Run], waits: bool, pause_s: float = LOOK_AGAIN_S) -> Run:
+    """Return the result of `start`, and show checks that refuse it. If it `waits`, start again while GPUs are taken."""
     while True:
         try:
             return start()
         except PreflightFailed as failed:
-            if not failed.preflight.may_pass_later:
+            show_preflight(failed.preflight)
+            if not waits or not failed.preflight.may_pass_later:
                 raise
         err.print(f"the GPUs are in use; looking again in {pause_s:g} s; Ctrl-C gives up", markup=False)
         time.sleep(pause_s)

@@ -10,7 +10,6 @@ from holmes_cli.api import launch_islands
 from holmes_cli.islands.islands_view import LinesOfIslands
 from holmes_cli.islands.show_islands import end_as_json, show_islands
 from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles, show_tunnel
-from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.transport_option import node_reached_by, reached_by
@@ -19,10 +18,9 @@ from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import Run, Settings
 from launcher.islands.going_back import step_of_island, steps_back
-from launcher.islands.outer_sync import outer_sync_of
+from launcher.islands.island_part import outer_sync_of
 from launcher.islands.run_tunnel import tunnel_bundles
 from launcher.nodes.interrupts import ctrl_c_ignored
-from launcher.nodes.preflight import PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
 
@@ -71,7 +69,7 @@ def run_islands(
 ) -> Run:
     """Launch the run and show its end, or its id if it is detached.
 
-    `started` calls its argument, perhaps once the GPUs are free.
+    `started` returns the result of its argument, which it may call again while others use the GPUs.
     """
     islands, hub = tuple(reached_by(each, via) for each in plan.islands), plan.tunnel_hub
     if hub is not None:
@@ -79,11 +77,7 @@ def run_islands(
     reached = plan.model_copy(update={"islands": islands, "tunnel_hub": hub})
 
     def start() -> Run:
-        try:
-            return launch_islands(reached, inventory, runs, job_folder, settings, forced, LinesOfIslands(plan, as_json))
-        except PreflightFailed as failed:
-            show_preflight(failed.preflight)
-            raise
+        return launch_islands(reached, inventory, runs, job_folder, settings, forced, LinesOfIslands(plan, as_json))
 
     run = started(start)
     if settings.detached:

@@ -125,7 +125,10 @@ class MeanExchange(NamedTuple):
     def _in_chunks(self, lanes: Sequence[OpenLane], changes: Sequence[LaneChange]) -> list[LaneMean]:
         members = self.roster.member_positions
         chunks = [dict(zip(members, chunks_of(len(change.anchor), len(members)), strict=True)) for change in changes]
-        own = [self._outgoing(change, of_lane) for change, of_lane in zip(changes, chunks, strict=True)]
+        own = [
+            {peer: outgoing(*change.within(of_lane[peer]), self.codec) for peer in self._peers}
+            for change, of_lane in zip(changes, chunks, strict=True)
+        ]
         to_reduce = [
             LaneMessage(
                 lane,
@@ -147,10 +150,6 @@ class MeanExchange(NamedTuple):
         ]
         carry(reduced, self.streams)
         return [self._gathered(*of_lane) for of_lane in zip(own, changes, to_reduce, reduced, strict=True)]
-
-    def _outgoing(self, change: LaneChange, chunks: dict[int, slice]) -> dict[int, OutgoingGradient]:
-        """Return the packed chunks that each peer reduces."""
-        return {peer: outgoing(*change.within(chunks[peer]), self.codec) for peer in self._peers}
 
     def _reduced(self, mine: LaneChange, message: LaneMessage) -> OutgoingGradient:
         """Return the packed mean of this rank's chunk."""

@@ -223,15 +223,15 @@ def _disk(at: CheckedNode) -> Iterator[str]:
 
 def _missing_inputs(plan: Plan, attempt: Attempt, node: Node, facts: NodeFacts) -> Iterator[Fault]:
     """Yield absent inputs. Data of an island's own cluster belong on the hosts of that island alone."""
-    has_own = attempt.outer_sync is not None and plan.job.islands is not None and node.cluster in plan.job.islands.data
-    own = [source.path.removeprefix("~") for source in plan.job.data.sources] if has_own and plan.job.data else []
+    island, data = attempt.outer_sync, plan.job.data
+    own = data.sources if attempt.own_data is not None and data is not None else ()
     for path in facts.missing_inputs:  # a host names the whole path of a home folder
         remedy = None
-        if attempt.outer_sync is not None and any(path.endswith(each) for each in own):
+        if island is not None and any(path.endswith(source.path.removeprefix("~")) for source in own):
             hosts = ", ".join(each.host for each in plan.nodes)
             remedy = (
-                f"copy or mount {path} on each host of island {attempt.outer_sync.island} ({hosts}), in the container "
-                f"if there is one; or correct `islands.data.{node.cluster}` in job.yaml and plan again"
+                f"copy or mount {path} on each host of island {island.island} ({hosts}), in the container if there is "
+                f"one; or correct `islands.data.{attempt.own_data}` in job.yaml and plan again"
             )
         evidence = f"{path}, which job.yaml names, is not there or cannot be read"
         yield Fault("inputs", node.host, evidence, remedy)
