@@ -269,11 +269,11 @@ def _left(run: Launch | LaunchIslands) -> Run:
 def _refuse_settings(settings: Settings, nodes: Sequence[Node]) -> None:
     """Raise HolmesError for going back where nothing is resumed, and for Slurm steps that are to outlive us."""
     if settings.resume_step is not None and not settings.resume:
-        raise HolmesError(f"resume_step={settings.resume_step}: nothing is resumed", "say resume=True as well")
+        raise HolmesError(f"resume_step={settings.resume_step}: nothing is resumed", "pass resume=True too")
     if settings.detached and any(node.access.transport == "slurm" for node in nodes):
         raise HolmesError(
-            "--detach: what this starts in a Slurm job ends with this process",
-            "leave it out: a batch script with `holmes launch` goes on without a shell",
+            "--detach: steps of a Slurm job end with the process that starts them",
+            "leave it out: a batch script with `holmes launch` continues without a shell",
         )
 
 

@@ -277,5 +277,4 @@ class _View(Silent):
         self._show = show
 
     def show(self, event: RunEvent) -> None:
-        """Forward the event."""
         self._show(event)

@@ -163,7 +163,7 @@ def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bo
         cause = _show_command(command, run, as_json)
         if command.exit_code is None:
             out.file.flush()
-            err.print("the command goes on; Ctrl-C ends it", markup=False)
+            err.print("the command still runs; Ctrl-C ends it", markup=False)
             err.print(f"the command ended with exit code {command.wait()}", markup=False)
         code = command.wait()
     is_no = cause not in (None, SOUND) and not command.has_hung_up
@@ -187,9 +187,9 @@ def _show_command(command: StartedCommand, run: WatchedRun, as_json: bool) -> st
         until = "nothing wrong was found until then" if run.ranks else "no rank of it was seen twice"
         needed = "read what it printed last" + ("" if run.ranks else _HOW_TO_SEE_RANKS)
         watched = replace(watched, cause=None, says=f"{ended}, and {until}", needed=needed)
-    note = (
-        f"{ended[0].upper()}{ended[1:]}" if code is not None else f"The command goes on, {command.seconds:.0f} s so far"
-    )
+    note = f"The command still runs, {command.seconds:.0f} s so far"
+    if code is not None:
+        note = f"{ended[0].upper()}{ended[1:]}"
     return _show(replace(watched, notes=(*watched.notes, note)), run, as_json)
 
 

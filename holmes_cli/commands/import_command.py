@@ -171,7 +171,8 @@ def _show(imported: ImportedJob, job: Job, output: Path) -> None:
         print_out(
             "decided: taken out of the command, as a launch adds it from the plan; all others stay in the command"
         )
-        print_out(f"kept in the command, and no matter to the plan: {_kept(imported)}")
+        kept_words = ", ".join(row.words for row in imported.rows if row.fate == "kept") or "nothing"
+        print_out(f"kept in the command, and no matter to the plan: {kept_words}")
     fixed = job.parallel.model_dump(mode="json", exclude_none=True)
     if fixed:
         print_out(f"fixed in parallel: {_flow(fixed)}")
@@ -186,10 +187,6 @@ def _show(imported: ImportedJob, job: Job, output: Path) -> None:
     if free:
         own = shlex.quote(f"parallel={_flow(kept)}")
         print_out(f"and with Holmes's own choices: holmes plan {output} --set {own} --compare plan.json -o own.json")
-
-
-def _kept(imported: ImportedJob) -> str:
-    return ", ".join(row.words for row in imported.rows if row.fate == "kept") or "nothing"
 
 
 def _flow(values: Mapping[str, object]) -> str:

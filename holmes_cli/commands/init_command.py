@@ -23,7 +23,7 @@ def init_command(
     there = [folder / name for name in FILES if (folder / name).exists()]
     if there:
         raise HolmesError(
-            f"{', '.join(map(str, there))}: there already; nothing was written",
+            f"{', '.join(map(str, there))}: already there; nothing was written",
             f"name another folder: `holmes init FOLDER`; or move {' and '.join(path.name for path in there)} away",
         )
     try:

@@ -45,7 +45,7 @@ def sketch_command(
     if output is not None or not as_json:
         output = output or _usual(inventory)
         if _refuse_other_files(output):
-            print_err(f"{output}: writes over the sketch that was there")
+            print_err(f"{output}: overwrites an earlier sketch")
         write_signed(output, inventory)
     if as_json:
         out.file.writelines(signed_parts(inventory))
@@ -62,8 +62,8 @@ def _usual(inventory: Inventory) -> Path:
             if read_file(Inventory, USUAL).digest() == inventory.digest():
                 return USUAL
         raise HolmesError(
-            f"{USUAL}: is there already, and is written over only where `-o` names it",
-            f"name the file to write: `-o other.json`, or `-o {USUAL}` to write over a sketch",
+            f"{USUAL}: exists and holds something else; only `-o` overwrites it",
+            f"name the file to write: `-o other.json`, or `-o {USUAL}` to overwrite a sketch",
         )
     return USUAL
 
@@ -75,4 +75,4 @@ def _refuse_other_files(output: Path) -> bool:
     with suppress(HolmesError):
         if read_file(Inventory, output).sketch is not None:
             return True
-    raise HolmesError(f"{output}: is there and holds no sketch", "name another file with `-o`, or move that one away")
+    raise HolmesError(f"{output}: exists and is not a sketch", "name another file with `-o`, or move that one away")

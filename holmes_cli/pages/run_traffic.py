@@ -35,7 +35,6 @@ class GroupTraffic:
 
     @property
     def label(self) -> str:
-        """The display label."""
         return f"{self.cluster} over {self.network}"
 
 

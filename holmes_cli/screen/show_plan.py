@@ -21,7 +21,7 @@ from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_s
 from holmes_cli.screen.terminal import out, print_out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import Modes
-from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile, TunnelHub
+from holmes_core.records.plan import IslandsPlan, Plan, SolveReport, SourceFile, TunnelHub
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
 from planner.advice.across_rails import rails_sentence
@@ -358,12 +358,9 @@ def _placement_tree(plan: Plan, title: str = "Placement") -> Tree:
         left = blocks[MAX_BRANCHES:]
         if left:
             hosts = sum(len(block.hosts) for block in left)
-            branch.add(f"... {count(hosts, 'more host')}: {tasklets(plan, _ranks(left))}")
+            held = [rank for block in left for rank in block.ranks]
+            branch.add(f"... {count(hosts, 'more host')}: {tasklets(plan, held)}")
     return tree
-
-
-def _ranks(blocks: Iterable[HostBlock]) -> list[PlanRank]:
-    return [rank for block in blocks for rank in block.ranks]
 
 
 def _block_line(plan: Plan, block: HostBlock) -> str:

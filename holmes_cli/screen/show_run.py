@@ -19,7 +19,7 @@ from launcher.supervise.failure import first_cause
 
 _STEPLESS = {
     True: "before the first step",
-    False: "and no line of theirs is known as a step's: `trainer: {step_pattern: ...}` in job.yaml tells how one looks",
+    False: "but printed no line recognized as a step: describe one with `trainer: {step_pattern: ...}` in job.yaml",
 }
 WORTH_A_WORD_S = 600.0  # without a word from a run whose controller is on another machine, and may be gone with it
 SHOWN_COMMIT = 12  # characters that tell one from another
@@ -87,7 +87,7 @@ def _show_failure(failure: Failure, count: int, folder: Path) -> None:
     logs = folder / LOGS / (f"{failure.host}-rank{failure.rank}.log" if failure.rank is not None else "")
     more = "1 more rank or node" if count == 2 else f"{count - 1} more ranks or nodes"
     others = f"; {more} failed with it" if count > 1 else ""
-    print_err(f"all that was printed is in {logs}{others}")
+    print_err(f"the whole output is in {logs}{others}")
 
 
 def _show_result(plan: Plan, run: Run) -> None:
@@ -142,7 +142,7 @@ def safe_in_words(plan: Plan, run: Run) -> str:
     """Return the newest checkpoint, the way to resume from it, the best, and the step up to which hosts agree."""
     if run.compared_steps is None:
         return _saved_in_words(plan, run)
-    equal = f"digests of what travelled between hosts were equal at both ends up to step {run.compared_steps}"
+    equal = f"digests of the data between hosts were equal at both ends up to step {run.compared_steps}"
     return f"{_saved_in_words(plan, run)}; {equal}"
 
 
@@ -154,7 +154,7 @@ def _saved_in_words(plan: Plan, run: Run) -> str:
     path = plan.job.checkpoint.path
     if run.safe_steps is None:
         return f"checkpoint: none is whole yet in {path}"
-    onward = "" if run.state in ("done", "running") else "; `holmes launch --resume` goes on from it"
+    onward = "" if run.state in ("done", "running") else "; `holmes launch --resume` continues from it"
     # The reason of an early stop names it, too.
     best = f"; {run.best_checkpoint}" if run.best_checkpoint is not None and run.early_stop is None else ""
     return f"checkpoint: the one after step {run.safe_steps} is whole in {path}{onward}{best}"

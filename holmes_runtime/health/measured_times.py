@@ -24,7 +24,6 @@ class EdgeTime(NamedTuple):
     full_s: float
 
     def shortened(self, ratio: float) -> EdgeTime:
-        """Return both times divided by `ratio`."""
         return EdgeTime(self.small_s / ratio, self.full_s / ratio)
 
 
@@ -46,7 +45,6 @@ class Measured:
         return self.forward_s[rank] + self.backward_s[rank]
 
     def with_edges(self, edges: Mapping[str, EdgeTime]) -> Measured:
-        """Return the same measurements with new times for those edges."""
         return replace(self, edges={**self.edges, **edges})
 
 

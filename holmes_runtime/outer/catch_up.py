@@ -73,7 +73,6 @@ class CatchUp:
             self._receiver.set_exception(error)
 
     def give_up(self) -> None:
-        """Give up the transfer."""
         self._is_given_up.set()
 
     def receive(self, roster: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> ReplayedSync:

@@ -58,11 +58,9 @@ class BundledWeights:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return the masters of an owned part."""
         return self._masters[name].master.detach()
 
     def hold(self) -> None:
-        """Make the next update publish nothing."""
         self._zero1.hold()
 
     def publish(self) -> None:

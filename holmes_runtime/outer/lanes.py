@@ -55,7 +55,6 @@ class Cell(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """The number of its elements."""
         return math.prod(self.sizes)
 
 
@@ -67,7 +66,6 @@ class Lane(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """The number of elements of its cells."""
         return sum(cell.elements for cell in self.cells)
 
 

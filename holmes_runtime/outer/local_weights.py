@@ -85,7 +85,6 @@ class LocalWeights:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return the elements of an owned part."""
         return _local(self._parameters[name]).flatten()
 
     def hold(self) -> None:

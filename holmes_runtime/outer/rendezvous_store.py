@@ -71,11 +71,9 @@ class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
 
     @property
     def timeout(self) -> timedelta:
-        """The limit of `get` and `wait` by default."""
         return timedelta(seconds=self._limit_s)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Put `value` at `key`."""
         self.multi_set([key], [value])
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -104,7 +102,6 @@ class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
         self._ask(Ask("get", tuple(keys)), timeout.total_seconds() if timeout is not None else None)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return True if all keys are set."""
         return self._ask(Ask("check", tuple(keys))) == ("1",)
 
     def add(self, key: str, amount: int) -> int:
@@ -122,7 +119,6 @@ class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
     deleteKey = delete_key  # the name that PrefixStore uses in torch 2.13
 
     def has_extended_api(self) -> bool:
-        """True: it has `multi_get` and `multi_set`."""
         return True
 
     def _ask(self, ask: Ask, limit_s: float | None = None) -> tuple[str, ...]:

@@ -52,7 +52,6 @@ class Rounds(NamedTuple):
         return self.steps // self.inner_steps * self.fragments - 1
 
     def planned(self, exchange: int) -> int:
-        """Return the steps after which that outer sync is planned."""
         return due_after(exchange, self.inner_steps, self.fragments)
 
     def first_open(self, steps: int, delay_steps: int) -> int:

@@ -53,7 +53,7 @@ def check_facts(
         yield from _missing_inputs(plan, attempt, node, facts)
         if isinstance(tunnel, TunnelFault):
             yield Fault("encryption", node.host, tunnel.evidence, tunnel.remedy)
-        elif node.tunnel_endpoint is not None and not _has_its_end(node, facts):
+        elif node.tunnel_endpoint is not None and not _has_tunnel_end(node, facts):
             evidence = f"the plan encrypts, and the node has no {node.shared_netdev} with {node.shared_address}"
             yield Fault("encryption", node.host, evidence)
     yield from _checkpoints(plan, attempt, answers)
@@ -63,7 +63,7 @@ def check_facts(
         yield Fault("rendezvous", first.host, evidence)
 
 
-def _has_its_end(node: Node, facts: NodeFacts) -> bool:
+def _has_tunnel_end(node: Node, facts: NodeFacts) -> bool:
     found = facts.interfaces.get(node.shared_netdev)
     return found is not None and found.up and found.address == node.shared_address
 
@@ -186,7 +186,7 @@ def _rdma_ports(at: CheckedNode) -> Iterator[str]:
 def _net_plugin(at: CheckedNode) -> Iterator[str]:
     if at.facts.net_plugin_there is False:
         library = at.plan.job.launch.environment.get("NCCL_NET_PLUGIN") or _planned(at.node, "NCCL_NET_PLUGIN")
-        yield f"{library} is no file here; NCCL reaches the cluster's fabric by it alone"
+        yield f"{library} is not a file here; NCCL reaches the cluster's fabric only through it"
 
 
 def _planned(node: Node, name: str) -> str | None:
@@ -208,7 +208,7 @@ def _interfaces(at: CheckedNode) -> Iterator[str]:
 def foreign_address(address: str, facts: NodeFacts) -> Iterator[str]:
     """Yield the evidence if the address by which others are to reach a node is not its own."""
     if address not in facts.local_addresses:
-        yield f"{address}, by which the other nodes are to reach it, is no address of this host"
+        yield f"{address}, at which the other nodes reach it, is not an address of this host"
 
 
 def _disk(at: CheckedNode) -> Iterator[str]:
@@ -235,10 +235,6 @@ def _missing_inputs(plan: Plan, attempt: Attempt, node: Node, facts: NodeFacts) 
             )
         evidence = f"{path}, which job.yaml names, is not there or cannot be read"
         yield Fault("inputs", node.host, evidence, remedy)
-
-
-def _contents(at: CheckedNode) -> Iterator[str]:
-    yield from at.facts.wrong_inputs
 
 
 def _compiler(at: CheckedNode) -> Iterator[str]:
@@ -296,7 +292,7 @@ _NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "rdma-ports": _rdma_ports,
     "net-plugin": _net_plugin,
     "interfaces": _interfaces,
-    "contents": _contents,
+    "contents": lambda at: iter(at.facts.wrong_inputs),
     "compiler": _compiler,
     "fp8": _fp8,
     "disk": _disk,

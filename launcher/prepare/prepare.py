@@ -11,7 +11,7 @@ import holmes_runtime
 from holmes_core.errors import HolmesError
 from holmes_core.node_settings import is_fixed
 from holmes_core.records.job import Job
-from holmes_core.records.plan import IslandsPlan, Node, Plan, PlanGroup, PlanRank
+from holmes_core.records.plan import IslandsPlan, Node, Plan
 from holmes_runtime.config.islands.island_training import IslandTraining
 from holmes_runtime.config.model_shape import CODE_FOLDER
 from holmes_runtime.config.node_config import TRAINER_FILE, NodeConfig, TunnelConfig, hca_ports
@@ -166,8 +166,14 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             lora=job.trainable.lora if job.trainable is not None else None,
             expected_tokenizer=job.expected_tokenizer,
             stages=tuple(Stage(each.index, each.first_layer, each.stop_layer) for each in plan.stages),
-            ranks=tuple(map(_rank, plan.ranks)),
-            groups=tuple(map(_group, plan.groups)),
+            ranks=tuple(
+                Rank(each.rank, each.host, each.cluster, each.pp_rank, each.dp_rank, each.tp_rank)
+                for each in plan.ranks
+            ),
+            groups=tuple(
+                Group(each.name, each.axis, each.ranks, each.interfaces, each.net_name, each.streams, each.codec)
+                for each in plan.groups
+            ),
             expectation=expectation_of(plan),
             timeout_s=job.timeout_s + VERDICT_MARGIN_S,
             threads_per_rank=job.threads_per_slot,
@@ -196,14 +202,6 @@ def trainer_config_of(plan: Plan, outer_sync: OuterSync | None, timeout_s: float
     if outer_sync is not None:
         island = IslandTraining(outer_sync, plan.job.steps, tokens, plan.world_size, timeout_s)
     return TrainerConfig(command_of(plan), plan.job.trainer.folder, networks, tuple(ranks), island)
-
-
-def _rank(rank: PlanRank) -> Rank:
-    return Rank(rank.rank, rank.host, rank.cluster, rank.pp_rank, rank.dp_rank, rank.tp_rank)
-
-
-def _group(group: PlanGroup) -> Group:
-    return Group(group.name, group.axis, group.ranks, group.interfaces, group.net_name, group.streams, group.codec)
 
 
 def model_file(job: Job) -> str | None:

@@ -79,7 +79,6 @@ class HangDetector:
         self._states.update(states)
 
     def take_group(self, group: GroupRecord) -> None:
-        """Record a group that a trainer has made."""
         self._groups[group.key] = WatchedGroup(group.key, group.name, group.ranks)
 
     def take_position(self, position: RankPosition) -> None:
@@ -137,7 +136,7 @@ class HangDetector:
             return HangReport(rank, f"{since}; rank {rank} holds up the others: {why}", stack)
         hosts = {rank.rank: rank.host for rank in self._plan.ranks}
         doing = doing_in_words(self._positions, hosts, self._steps.keys() - self._positions.keys())
-        return HangReport(None, f"{since}; which rank is at fault is not known: {doing}{stuck_in_words(operations)}")
+        return HangReport(None, f"{since}; the rank at fault is not known: {doing}{stuck_in_words(operations)}")
 
     def _halted(self) -> tuple[int, str] | None:
         """Return a rank that the kernel is not running, and why."""

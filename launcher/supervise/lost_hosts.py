@@ -44,11 +44,9 @@ class LostHosts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The hosts that are lost."""
         return tuple(sorted(node.host for node in self._nodes))
 
     def add(self, nodes: Iterable[Node]) -> None:
-        """Add lost hosts."""
         self._nodes += tuple(nodes)
 
     def look(self) -> None:

@@ -240,7 +240,7 @@ def test_folders_that_are_removed_with_the_run_refuse_it() -> None:
 def test_what_can_be_forced_is_said_with_its_names_and_nothing_else_is() -> None:
     disk, torch = Fault("disk", "a1", "full"), Fault("torch", "a1", "none")
     forced, refused = (PreflightFailed(Preflight(faults, frozenset())) for faults in ((disk,), (disk, torch)))
-    assert forced.hint == "one check failed; the remedies are above; or go on anyway: `--force disk`"
+    assert forced.hint == "one check failed; the remedies are above; or continue anyway: `--force disk`"
     assert refused.hint == "2 checks in all failed; the remedies are above"
 
 

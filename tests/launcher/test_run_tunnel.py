@@ -229,7 +229,7 @@ def test_an_address_of_the_plan_that_the_host_does_not_have_refuses(plan: Island
     (refused,) = tunnel.enter(0, Interrupts())
     tunnel.stop()
     assert (refused.check, refused.host) == ("encryption", "a1")
-    assert refused.evidence.startswith("10.0.0.1, by which the other nodes are to reach it")
+    assert refused.evidence.startswith("10.0.0.1, at which the other nodes reach it")
 
 
 def test_nothing_of_the_tunnel_is_left_by_a_launch_that_ctrl_c_ends(tunnel: RunTunnel, tmp_path: Path) -> None:

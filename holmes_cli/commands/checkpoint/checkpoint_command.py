@@ -96,7 +96,7 @@ def checkpoint_command(
 def _check_paths(action: CheckpointAction, folders: Sequence[Path], output: Path | None) -> None:
     for folder in folders:
         if not folder.is_dir():
-            raise HolmesError(f"{folder} is no folder", "name the `checkpoint.path` of a run")
+            raise HolmesError(f"{folder} is not a folder", "name the `checkpoint.path` of a run")
     if (action in MAKES_A_FOLDER) != (output is not None):
         raise HolmesError(
             f"{action.value}: --output is for gather and export, which need it", "gather PATH... --output FOLDER"

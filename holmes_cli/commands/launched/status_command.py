@@ -111,7 +111,7 @@ def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
 def _write_page(html: Path, folder: Path, follow: bool) -> None:
     """Write the page of the run; if followed, rewrite it every few seconds until the run ends."""
     if follow and _goes_on(folder):
-        err.print(f"{html} is written anew as the run goes on; Ctrl-C ends that, and leaves the run alone")
+        err.print(f"{html} is rewritten while the run continues; Ctrl-C stops that and leaves the run alone")
     with contextlib.suppress(KeyboardInterrupt):
         while follow and _goes_on(folder):
             write_atomically(html, _page(folder, followed=True))
