@@ -170,7 +170,7 @@ class LaunchIslands:
         return _Island(launch, interrupts)
 
     def _take(self, number: int, event: RunEvent) -> None:
-        """Show an event, and write down notices and node states for the whole run."""
+        """Show an event. Store notices and node states for the whole run."""
         with self._lock:
             if isinstance(event, Notice):
                 self.folder.write_event(replace(event, text=f"island {number}: {event.text}"))
@@ -197,7 +197,7 @@ class LaunchIslands:
             del self._digests[next(iter(self._digests))]
 
     def _tell(self, number: int, notice: Notice) -> None:
-        """Write down a notice of the whole run, for `attach` with that island's, and show it there."""
+        """Show a notice of the whole run in one island's view, and store it for `attach`."""
         self.folder.write_event(notice)
         self._islands[number].launch.folder.write_event(notice)
         self._view.show(number, notice)

@@ -19,7 +19,7 @@ from holmes_runtime.health.measured_times import EdgeTime, Measured, StepEstimat
 
 SLOW = 1.5  # ratio to the plan that is reported; smaller ones are within the error of predictions
 MIN_SLOWDOWN = 1.1  # of the pipeline's pace by all slow links: the launcher does not replan for less
-MIN_SHARE = 1.02  # of the slowdown by one of them alone
+MIN_ALONE = 1.02  # slowdown of the pace by one of them alone
 
 
 def verdicts(plan: RunConfig, config: RunConfig, measured: Measured, used: Sequence[EdgeSettings]) -> list[Verdict]:
@@ -80,7 +80,7 @@ def _slow_links(
     planned_s, slow_s = (StepEstimate(config, each).round_s(used) for each in (all_planned, measured))
     for group in slow if slow_s > planned_s * MIN_SLOWDOWN else []:
         alone = all_planned.with_edges({group.name: measured.edges[group.name]})
-        if StepEstimate(config, alone).round_s(used) > planned_s * MIN_SHARE:
+        if StepEstimate(config, alone).round_s(used) > planned_s * MIN_ALONE:
             hosts = _ends(config, group).hosts
             link = LinkIsSlow(*hosts, ratios[group.name], taken_s[group.name], expected_s[group.name])
             link = _with_trunk(link, config, measured, group, set(ratios), expected.bytes_per_s)
@@ -130,7 +130,7 @@ def _with_trunk(
 
 
 def _by_trunk(links: Sequence[LinkIsSlow]) -> list[LinkIsSlow]:
-    """Return the slow links inside clusters, and of those between two clusters, which share a trunk, the slowest."""
+    """Return the slow links inside clusters and, of all links between two clusters, the slowest: they share a trunk."""
     across: dict[tuple[str, str], list[LinkIsSlow]] = {}
     for link in links:
         if link.trunk is not None:

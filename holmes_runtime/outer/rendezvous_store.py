@@ -109,7 +109,7 @@ class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
         return int(self._ask(Ask("add", (key,), amount=amount, token=secrets.token_hex(TOKEN_BYTES)))[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set `desired` if the value is `expected`, or if both are empty; return the resulting value."""
+        """Set `desired` if the value is `expected`, or absent with `expected` empty; return the resulting value."""
         return b64decode(self._ask(Ask("compare_set", (key,), (_text(expected), _text(desired))))[0])
 
     def delete_key(self, key: str) -> bool:

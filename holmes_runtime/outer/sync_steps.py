@@ -64,7 +64,7 @@ class Rounds(NamedTuple):
 
 
 def next_due(counters: OuterCounters, inner_steps: int) -> int:
-    """Return the steps after which the next outer sync is due. It is as late as the one before."""
+    """Return the steps after which the next outer sync is due: as planned, or as late as the one before it was."""
     number, _, synced_steps, *_ = counters
     fragments = len(synced_steps)
     if not number:

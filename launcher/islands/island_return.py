@@ -75,12 +75,12 @@ class IslandReturn:
     def _again(self, plan: Plan, why: str, likely: str | None = None) -> Plan | None:
         self._tries, self.is_living = self._tries + 1, False
         if self._tries > self._most:
-            reached = "exchange" if self._awaits_sync else "step"
-            over = f"not started again after {self._most} starts in a row that came to no {reached}"
+            reached = "outer sync" if self._awaits_sync else "step"
+            over = f"not restarted: {self._most} starts in a row reached no {reached}"
             self._say("; ".join(part for part in (f"lost: {why}", over, likely) if part))
             return None
-        self._say(f"lost: {why}; it starts again when its hosts answer, try {self._tries} of {self._most}")
+        self._say(f"lost: {why}; it restarts when its hosts answer, try {self._tries} of {self._most}")
         while not all(self._answers(node) for node in plan.nodes):
             self._interrupts.pause(self._pause_s)
-        self._say("its hosts answer; it starts again")
+        self._say("its hosts answer; it restarts")
         return plan

@@ -144,7 +144,7 @@ class RunTunnel:
         return self._ends[island].lost if island in self._ends else None
 
     def look(self, now_s: float) -> list[str]:
-        """Take what the agents have reported, unless an island is entering. Called again and again.
+        """Take what the agents have reported, unless an island is entering. Call this regularly.
 
         Return sentences for the user about the hub; while it is lost, islands do without those behind it.
         """
