@@ -240,7 +240,7 @@ def launch_islands(
     forced: frozenset[str],
     view: IslandsView,
 ) -> Run:
-    """Run a plan of islands as `launch` does. The run is done when all islands are done that were not lost."""
+    """Run a plan of islands like `launch`. The run is done when all islands that were not lost are done."""
     from launcher.journal.prometheus import exports_folder
     from launcher.journal.run_folder import new_folder
     from launcher.launch_islands import LaunchIslands

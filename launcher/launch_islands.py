@@ -66,7 +66,7 @@ class _Island:
 class LaunchIslands:
     """One run of several islands: its folder with theirs inside, and the rendezvous of their ranks.
 
-    `tries`: after so many starts in a row without a step an island is lost for good. `exports`: a folder for
+    An island is lost for good after `settings.restarts` starts in a row without a step. `exports` is a folder for
     Prometheus' file of each island.
     """
 

@@ -130,7 +130,7 @@ def launch_command(
         out.print(run.run_id, markup=False)
         return
     folder = runs / run.run_id
-    with ctrl_c_ignored():  # the run has ended: all that is left is to say so
+    with ctrl_c_ignored():  # the run has ended: only the result is left to show
         show_end(read_plan(folder), run, folder, as_json)
     if run.exit_code:
         raise typer.Exit(run.exit_code)

@@ -115,7 +115,7 @@ def plan_command(
     left, job_record = TimeLeft(time_limit), read_job(job, overrides or ())
     signed = read_signed(Inventory, inventory)
     inventory_record = signed.record
-    gc.freeze()  # modules and the inventory live to the end: the collector need not look at them time and again
+    gc.freeze()  # modules and the inventory live to the end, so the collector need not visit them
     if not signed.is_own:
         print_err(_FOREIGN.format(inventory))
     if run is not None:

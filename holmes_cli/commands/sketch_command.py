@@ -69,7 +69,7 @@ def _usual(inventory: Inventory) -> Path:
 
 
 def _refuse_other_files(output: Path) -> bool:
-    """Return True if the file is there. Raises HolmesError if it holds anything but a sketch, such as a probe."""
+    """Return True if the file exists. Raises HolmesError if it holds anything but a sketch, such as a probe."""
     if not output.exists() and not output.is_symlink():
         return False
     with suppress(HolmesError):

@@ -32,7 +32,7 @@ def refuse_settings(plan: IslandsPlan, settings: Settings) -> None:
     if settings.on_loss != "stop" or settings.replan_when_slow:
         raise HolmesError(
             "--on-loss, --replan-when-slow: an island keeps its plan, as the others count on its shape",
-            "leave them out: an island that is lost starts again by itself when its hosts answer",
+            "leave them out: a lost island restarts by itself when its hosts answer",
         )
 
 
@@ -84,6 +84,6 @@ def run_islands(
         out.print(run.run_id, markup=False)
         return run
     folder = runs / run.run_id
-    with ctrl_c_ignored():  # the run has ended: all that is left is to say so
+    with ctrl_c_ignored():  # the run has ended: only the result is left to show
         (end_as_json if as_json else show_islands)(run, folder)
     return run

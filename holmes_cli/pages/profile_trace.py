@@ -1,6 +1,6 @@
 """Predicted and measured times of profiled steps in one trace of Chrome's JSON format, which Perfetto opens.
 
-A process a rank; its first track is what the plan predicts, those below are what torch's profiler recorded there.
+There is one process per rank. Its first track is the plan's prediction, the others are from torch's profiler there.
 Clocks of hosts differ: each host is shifted so that its ranks begin steps when the first rank does, on the median. A
 step ends when all ranks know the gradients' norm, so they begin the next one within a message's way of each other.
 """

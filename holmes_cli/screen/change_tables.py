@@ -57,7 +57,7 @@ def _batch_help(plan: Plan, batch: int, step_s: float) -> Help:
 
 
 def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
-    """Return the helpful changes, as `--what-if` or job.yaml takes them, or a row that says that none helps."""
+    """Return the helpful changes in the form of `--what-if` or job.yaml, or a row that none of them helps."""
     rows = [
         (
             each.words,

@@ -18,7 +18,7 @@ MAX_MOVED = 12  # hosts named one by one
 def comparison_sheets(plan: AnyPlan, other: AnyPlan, name: str) -> tuple[Sheet, ...]:
     """Return the figures side by side, then the hosts that hold other tasklets; `name` is the other plan's file.
 
-    Of islands, on either side, only what they have in common with hosts that train as one.
+    If either plan has islands, only the figures that all modes have are compared.
     """
     title, headings = f"This plan and {name}", ("", "this plan", name, "ratio")
     if isinstance(plan, Plan) and isinstance(other, Plan):

@@ -17,7 +17,7 @@ _OF_COMMUNICATORS = ("communicator", "hosts", "ranks in the logs", "channels", "
 
 
 def show_diagnosis(diagnosis: Diagnosis, facts: LogFacts) -> None:
-    """Print the verdict first, then what else is true, then hosts and communicators."""
+    """Print the verdict first, then further findings, then hosts and communicators."""
     lines = (f"{file}:{number}: {text}" for file, number, text in diagnosis.evidence)
     print_verdict(diagnosis.cause, diagnosis.says, lines, diagnosis.remedy, diagnosis.needed)
     for finding in diagnosis.also:
@@ -41,7 +41,7 @@ def print_verdict(cause: str | None, says: str, lines: Iterable[str], remedy: st
 
 
 def print_finding(says: str, cause: str, lines: Iterable[str], remedy: str) -> None:
-    """Print what else is true."""
+    """Print a further finding."""
     print_out(f"\nalso: {says} [{cause}]")
     for line in lines:
         print_out(f"  {line}")
@@ -82,7 +82,7 @@ def _communicator_cells(row: LoggedCommunicator) -> tuple[str, ...]:
 
 
 def _notes(facts: LogFacts) -> Iterator[str]:
-    """Yield in which respects the answer is a partial one."""
+    """Yield the limits of the answer."""
     for name, size in facts.files.items():
         if size.messages == 0:
             yield f"{name}: no line of NCCL in its {size.lines} lines"

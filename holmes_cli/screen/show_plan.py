@@ -252,7 +252,7 @@ def _engine_sentence(plan: Plan) -> tuple[str, ...]:
 
 
 def untold_batches(plan: Plan) -> tuple[str, ...]:
-    """Return a sentence where a script that has no common options for its batches is not told the plan's."""
+    """Return a sentence if a script without common options for its batches does not receive the plan's."""
     trainer = plan.job.trainer
     if trainer is None or trainer.engine not in ("torch", "deepspeed", "accelerate"):
         return ()

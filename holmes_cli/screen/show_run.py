@@ -21,7 +21,7 @@ _STEPLESS = {
     True: "before the first step",
     False: "but printed no line recognized as a step: describe one with `trainer: {step_pattern: ...}` in job.yaml",
 }
-WORTH_A_WORD_S = 600.0  # without a word from a run whose controller is on another machine, and may be gone with it
+MAX_SILENT_S = 600.0  # of a run whose controller is on another machine, and may be gone with it
 SHOWN_COMMIT = 12  # characters that tell one from another
 
 
@@ -173,7 +173,7 @@ def state_in_words(stored: StoredRun) -> str:
     """Return the state, and for a run under way if a controller watches it."""
     if stored.watched == "elsewhere" and stored.run.controller is not None:
         silent_s = stored.silent_s
-        silent = f"; nothing written for {format_duration(silent_s)}" if silent_s > WORTH_A_WORD_S else ""
+        silent = f"; nothing written for {format_duration(silent_s)}" if silent_s > MAX_SILENT_S else ""
         return f"running, watched on {stored.run.controller.host}{silent}"
     if stored.watched != "unwatched":
         without = f", without {islands_in_words(stored.run.missing_islands)}" if stored.run.missing_islands else ""

@@ -1,4 +1,4 @@
-"""A sketch as tables: what a host of each cluster has, and the rates between clusters."""
+"""A sketch as tables: the equipment of a host of each cluster, and the rates between clusters."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _OF_PATHS = ("from", "to", "interface", "bytes", "rate", "link", "measured")
 
 
 def show_watched(diagnosis: RunDiagnosis, run: WatchedRun) -> None:
-    """Print the verdict first, then what else is true, then ranks, and bytes by host and interface."""
+    """Print the verdict first, then further findings, then ranks, and bytes by host and interface."""
     print_verdict(diagnosis.cause, diagnosis.says, diagnosis.evidence, diagnosis.remedy, diagnosis.needed)
     for finding in diagnosis.also:
         print_finding(finding.says, finding.cause, finding.evidence, finding.remedy)

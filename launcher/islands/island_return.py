@@ -69,7 +69,7 @@ class IslandReturn:
 
     def after_refusal(self, plan: Plan, faults: Sequence[Fault]) -> Plan | None:
         """Return the same after checks that refused the start."""
-        self._interrupts.pause(self._pause_s)  # what was there before may end yet
+        self._interrupts.pause(self._pause_s)  # earlier processes may still be ending
         return self._again(plan, f"host {faults[0].host}: preflight check {faults[0].check} failed")
 
     def _again(self, plan: Plan, why: str, likely: str | None = None) -> Plan | None:

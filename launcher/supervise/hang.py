@@ -48,7 +48,7 @@ class HangDetector:
         self._plan = plan
         self._usual_s = plan.prediction.step_s
         self._most_s = plan.job.timeout_s / 2
-        # Saving a checkpoint is no step either and takes as long as the disk needs. A trainer may save at any time.
+        # Saving a checkpoint is not a step and takes as long as the disk needs. A trainer may save at any time.
         self._min_s = MIN_S if plan.job.checkpoint is None and plan.job.is_bundled else self._most_s
         evaluation = plan.job.evaluation
         self._batches = 1 + (evaluation.num_batches if evaluation else 0)
@@ -60,7 +60,7 @@ class HangDetector:
         self._groups = {group.name: WatchedGroup(group.name, group.name, group.ranks) for group in groups}
         self._progress_s = now_s
         self._asked_s: float | None = None
-        # A trainer may print no line that is recognized as a step: then there is no limit.
+        # If no printed line of a trainer is recognized as a step, there is no limit.
         self._first_s = plan.job.timeout_s if plan.job.is_bundled else math.inf
 
     def take_progress(self, rank: int, step: int, now_s: float) -> None:
