@@ -14,11 +14,11 @@ import typer
 from holmes_cli.api import launch
 from holmes_cli.islands.run_islands import dry_run_of_islands, refuse_settings, run_islands
 from holmes_cli.launchable import PLAN_CURRENT, read_launchable, source_file
+from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles
-from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.show_run import show_end
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.transport_option import reached_by
 from holmes_core.records.job import Job
@@ -26,7 +26,7 @@ from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import OnLoss, Run, Settings
 from launcher.journal.follow_folder import read_plan
 from launcher.nodes.interrupts import ctrl_c_ignored
-from launcher.nodes.preflight import CHECKS, PreflightFailed
+from launcher.nodes.preflight import CHECKS, Preflight, PreflightFailed, remedy_of
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
 
@@ -157,6 +157,21 @@ def start_checked(start: Callable[[], Run], waits: bool, pause_s: float = LOOK_A
                 raise
         err.print(f"the GPUs are in use; looking again in {pause_s:g} s; Ctrl-C gives up", markup=False)
         time.sleep(pause_s)
+
+
+def show_preflight(preflight: Preflight) -> None:
+    """Print a line per check, then each fault with its evidence and remedy."""
+    faulty = {fault.check for fault in preflight.faults}
+    refusing = {fault.check for fault in preflight.refusing}
+    rows = []
+    for check in CHECKS:
+        word = "failed" if check.name in refusing else "forced" if check.name in faulty else "passed"
+        if check.name in faulty or not preflight.faults:
+            rows.append((check.name, check.makes_sure, word))
+    err.print(fitted_table(("check", "makes sure that", ""), rows, err.width, "Preflight"))
+    for fault in preflight.faults:
+        print_err(f"host {fault.host}: {fault.check}: {fault.evidence}")
+        print_err(f"  do: {remedy_of(fault)}")
 
 
 def _forced(names: list[str]) -> frozenset[str]:

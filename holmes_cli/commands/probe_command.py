@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from holmes_cli.api import probe
-from holmes_cli.screen.show_inventory import show_changes, show_inventory
-from holmes_cli.screen.show_rule import show_rule
+from holmes_cli.screen.show_inventory import show_changes, show_inventory, show_rule
 from holmes_cli.screen.terminal import err, out, print_out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.hosts.allocation import allocation_hosts, is_in_allocation

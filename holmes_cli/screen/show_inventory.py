@@ -17,8 +17,10 @@ from holmes_core.records.inventory import Cluster, Finding, Host, Inventory
 from holmes_core.records.link import Link, Trunk
 from holmes_core.units import format_memory, format_names, format_rate, format_seconds
 from prober.differences import Difference, peer_differences
+from prober.findings.catalogue import SEVERITIES, when_found
+from prober.rule_text import RuleText
 
-_SEVERITIES = {"F": ("refuses launch", "bold red"), "W": ("warning", "yellow"), "I": ("note", "dim")}
+_STYLES = {"F": ("refuses launch", "bold red"), "W": ("warning", "yellow"), "I": ("note", "dim")}
 _MAX_HOSTS_IN_A_LINE = 6
 TABLE_WIDTH = 100
 
@@ -161,7 +163,7 @@ def trunk_cells(trunk: Trunk) -> tuple[str, str, str]:
 
 
 def _show_finding(finding: Finding) -> None:
-    word, style = _SEVERITIES[finding.severity]
+    word, style = _STYLES[finding.severity]
     out.print(
         Text(f"{word}: {finding.rule} on {_named(finding.hosts)}: ", style=style),
         end="",
@@ -172,3 +174,13 @@ def _show_finding(finding: Finding) -> None:
 
 def _named(hosts: Sequence[str]) -> str:
     return format_names(hosts, _MAX_HOSTS_IN_A_LINE)
+
+
+def show_rule(entries: Iterable[RuleText]) -> None:
+    """Print every entry of one id."""
+    for number, about in enumerate(entries):
+        gap = "\n" if number else ""
+        print_out(f"{gap}{about.id} ({about.severity}, {SEVERITIES[about.severity]})")
+        lines = {"found when": when_found(about), "effect": about.effect, "do": about.remedy, "source": about.source}
+        for label, text in lines.items():
+            print_out(f"  {label}: {text}")
