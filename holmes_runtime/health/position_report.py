@@ -65,7 +65,7 @@ class PositionReport:
             lines.write(to_json(position._replace(moved_bytes=moved_bytes)) + "\n")
 
 
-def whereabouts_of(config: RunConfig, rank: int) -> PositionReport:
+def position_report_of(config: RunConfig, rank: int) -> PositionReport:
     """Return the position report of `rank` in the run, based on torch's flight recorder."""
     groups = [group.name for group in config.groups if rank in group.ranks]
     return PositionReport(rank, lambda: parse_flight_record(dump_flight_record(config.device), groups))

@@ -258,9 +258,9 @@ class AttemptState:
                 message = message._replace(message=_RANK_PREFIX.sub("", said[-1]))
             self._fail(node, message._replace(last_lines=lines), now_s)
         else:
-            self._take_whereabouts(node, message)
+            self._take_position_or_states(node, message)
 
-    def _take_whereabouts(self, node: Node, message: RankPosition | RankStates) -> None:
+    def _take_position_or_states(self, node: Node, message: RankPosition | RankStates) -> None:
         if isinstance(message, RankPosition):
             self._hang.take_position(message)
         else:
