@@ -108,9 +108,9 @@ def post(messages: Iterable[LaneMessage], streams: int) -> PendingTransfers:
     posted = PendingTransfers([], list(messages))
     for (_, group), sends, gets in posted.messages:
         for position, target in gets.items():
-            posted.works.extend(group.recv([part], position, tag) for tag, part in enumerate(parts_of(target, streams)))
+            posted.works.extend(group.recv([part], position, tag) for tag, part in enumerate(_parts(target, streams)))
         for position, sent in sends.items():
-            posted.works.extend(group.send([part], position, tag) for tag, part in enumerate(parts_of(sent, streams)))
+            posted.works.extend(group.send([part], position, tag) for tag, part in enumerate(_parts(sent, streams)))
     return posted
 
 
@@ -123,3 +123,8 @@ def carry(messages: Sequence[LaneMessage], streams: int) -> int:
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+
+
+def _parts(tensor: Tensor, streams: int) -> Sequence[Tensor]:
+    """Return the parts of a tensor, as many as `parts_of`; none if it is empty."""
+    return parts_of(tensor, streams) if tensor.numel() else ()

@@ -226,8 +226,7 @@ class OuterLoop:
         sent = self._state.masters(name for name in self._fragments.names(number) if name in self._state.owned)
         if bad := [] if is_behind else [name for name, each in sent.items() if not each.isfinite().all()]:
             raise RuntimeError(
-                f"after step {steps} parameter {bad[0]} has numbers that are {NOT_FINITE}: the other islands do not "
-                "receive them"
+                f"after step {steps} parameter {bad[0]} has numbers that are {NOT_FINITE}: no other island gets them"
             )
         early_steps = 0 if is_behind else max(0, self._due_steps - steps)
         interval, step_s = self._rounds.interval(number), self._pace.step_s()
