@@ -96,8 +96,7 @@ def plan(
     """
     from planner.make_plan import TIME_LIMIT_S, make_plan
 
-    _refuse_other_weights(job)
-    _refuse_other_adapters(job)
+    _refuse_other_files(job)
     if job.islands is not None:
         raise HolmesError("the job allows islands, and this plans all hosts as one", "call `plan_any_mode`")
 
@@ -132,8 +131,7 @@ def plan_any_mode(
     from planner.islands.plan_mode import plan_mode
     from planner.make_plan import TIME_LIMIT_S
 
-    _refuse_other_weights(job)
-    _refuse_other_adapters(job)
+    _refuse_other_files(job)
     sources = _sources(inventory, job, inventory_source, job_source)
 
     def make(together: Job, within_s: float) -> Plan:
@@ -142,48 +140,35 @@ def plan_any_mode(
     return plan_mode(inventory, job, sources, make, TIME_LIMIT_S if time_limit_s is None else time_limit_s, tell)
 
 
-def _refuse_other_weights(job: Job) -> None:
-    """Raise HolmesError if `weights` is a folder of this machine, too, with another model than the job's.
+def _refuse_other_files(job: Job) -> None:
+    """Raise HolmesError if `weights` or first adapters lie on this machine, too, and do not fit the job's model.
 
-    For a folder on the hosts alone, they make the same comparison before ranks start.
+    If they lie on the hosts alone, the hosts make the same comparison before ranks start.
     """
-    if job.weights is None or not job.is_bundled or job.compute.emulate is not None:
+    if not job.is_bundled:
         return
-    from holmes_runtime.node.published_files.architectures import CONFIG_FILE
-    from holmes_runtime.node.published_files.check_published import check_config, read_tensors
-
-    folder = Path(job.weights).expanduser()
-    if not os.access(folder / CONFIG_FILE, os.R_OK):
-        return
+    key, hint = "", ""
     try:
-        check_config(folder, job.model)
-        with contextlib.suppress(FileNotFoundError):  # config.json alone may lie here
-            read_tensors(folder, job.model)
+        if job.weights is not None and job.compute.emulate is None:
+            from holmes_runtime.node.published_files.architectures import CONFIG_FILE
+            from holmes_runtime.node.published_files.check_published import check_config, read_tensors
+
+            folder, key = Path(job.weights).expanduser(), "weights"
+            hint = f"put into job.yaml what `holmes model {folder}` prints, or name another model's folder"
+            if os.access(folder / CONFIG_FILE, os.R_OK):
+                check_config(folder, job.model)
+                with contextlib.suppress(FileNotFoundError):  # config.json alone may lie here
+                    read_tensors(folder, job.model)
+        lora = None if job.trainable is None else job.trainable.lora
+        if lora is not None and lora.adapters is not None:
+            from holmes_runtime.node.published_files.check_adapters import SETTINGS_FILE, check_adapters
+
+            folder, key = Path(lora.adapters).expanduser(), "trainable.lora.adapters"
+            hint = "set rank, alpha and targets as they are there, or name another folder"
+            if os.access(folder / SETTINGS_FILE, os.R_OK):
+                check_adapters(folder, job.model, lora)
     except (OSError, ValueError) as error:
-        raise HolmesError(
-            f"job.yaml: weights: {error}",
-            f"put into job.yaml what `holmes model {folder}` prints, or name another model's folder",
-        ) from None
-
-
-def _refuse_other_adapters(job: Job) -> None:
-    """Raise HolmesError if the first adapters lie on this machine, too, and are others than the job's.
-
-    For a folder on the hosts alone, they make the same comparison before ranks start.
-    """
-    lora = None if job.trainable is None else job.trainable.lora
-    if lora is None or lora.adapters is None or not job.is_bundled:
-        return
-    from holmes_runtime.node.published_files.check_adapters import SETTINGS_FILE, check_adapters
-
-    folder = Path(lora.adapters).expanduser()
-    if not os.access(folder / SETTINGS_FILE, os.R_OK):
-        return
-    try:
-        check_adapters(folder, job.model, lora)
-    except (OSError, ValueError) as error:
-        hint = "set rank, alpha and targets as they are there, or name another folder"
-        raise HolmesError(f"job.yaml: trainable.lora.adapters: {error}", hint) from None
+        raise HolmesError(f"job.yaml: {key}: {error}", hint) from None
 
 
 def _sources(
@@ -234,11 +219,16 @@ def launch(
         if settings.detached:
             return _left(run)
         ended = run.run_to_end()
+    keep_profile_of(plan, folder.path)
+    return ended
+
+
+def keep_profile_of(plan: Plan, folder: Path) -> None:
+    """Join the recordings of an ended run's ranks, if its job has a profile."""
     if plan.job.profile is not None:
         from holmes_cli.pages.profile_trace import keep_profile  # slow to import: it brings the planner
 
-        keep_profile(folder.path)
-    return ended
+        keep_profile(folder)
 
 
 def launch_islands(
@@ -250,7 +240,7 @@ def launch_islands(
     forced: frozenset[str],
     view: IslandsView,
 ) -> Run:
-    """Run a plan of islands as `launch` does. The run is done when all islands are done that were not lost."""
+    """Run a plan of islands like `launch`. The run is done when all islands that were not lost are done."""
     from launcher.journal.prometheus import exports_folder
     from launcher.journal.run_folder import new_folder
     from launcher.launch_islands import LaunchIslands
@@ -279,11 +269,11 @@ def _left(run: Launch | LaunchIslands) -> Run:
 def _refuse_settings(settings: Settings, nodes: Sequence[Node]) -> None:
     """Raise HolmesError for going back where nothing is resumed, and for Slurm steps that are to outlive us."""
     if settings.resume_step is not None and not settings.resume:
-        raise HolmesError(f"resume_step={settings.resume_step}: nothing is resumed", "say resume=True as well")
+        raise HolmesError(f"resume_step={settings.resume_step}: nothing is resumed", "pass resume=True too")
     if settings.detached and any(node.access.transport == "slurm" for node in nodes):
         raise HolmesError(
-            "--detach: what this starts in a Slurm job ends with this process",
-            "leave it out: a batch script with `holmes launch` goes on without a shell",
+            "--detach: steps of a Slurm job end with the process that starts them",
+            "leave it out: a batch script with `holmes launch` continues without a shell",
         )
 
 

@@ -100,7 +100,7 @@ def main() -> NoReturn:
 def _say_cannot_write(error: OSError) -> NoReturn:
     """Exit without writing more to standard output, which is closed or full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if error.errno != errno.EPIPE:  # who reads no more, as `head` does, wants no more
+    if error.errno != errno.EPIPE:  # a reader such as `head` has stopped reading on purpose
         hint = "make room where standard output and the run's folder are"
         print(f"error: cannot write: {error.strerror}\nhint: {hint}", file=sys.stderr)
     sys.exit(1)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from holmes_cli.api import keep_profile_of
 from holmes_cli.islands.show_islands import show_islands
 from holmes_cli.replan import Replanner
 from holmes_cli.screen.show_run import show_run
@@ -42,7 +43,8 @@ def _control_run(folder: Path, stored: Run, plan: Plan) -> None:
     run = Launch(RunFolder(folder), plan, stored.settings, variables, Silent(), interrupts, replanner, exports)
     with signals_call(interrupts.take_signal):
         run.take_over(stored)
-        ended = _with_profile(folder, plan, run.run_to_end())
+        ended = run.run_to_end()
+    keep_profile_of(plan, folder)
     show_run(read_plan(folder), ended, folder)
 
 
@@ -59,14 +61,8 @@ def stop_unwatched(folder: Path, stored: Run, plan: Plan) -> Run | None:
         except HolmesError:
             run.leave()
             return None
-        return _with_profile(folder, plan, run.stop_unwatched())
-
-
-def _with_profile(folder: Path, plan: Plan, ended: Run) -> Run:
-    if plan.job.profile is not None:
-        from holmes_cli.pages.profile_trace import keep_profile  # slow to import: it brings the planner
-
-        keep_profile(folder)
+        ended = run.stop_unwatched()
+    keep_profile_of(plan, folder)
     return ended
 
 

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import out, print_err
 from holmes_core.errors import HostError
 from holmes_core.hosts.hosts_file import HostsFile, read_hosts_file
 from holmes_core.remote.connect import connect
@@ -53,7 +53,7 @@ def _claims(hosts: HostsFile, index: int) -> tuple[GpuClaim, ...] | None:
         with closing(connect(entry.name, hosts.access(entry))) as connection:
             answer = connection.run(f"exec cat {SOCKETS}", b"", ANSWER_TIMEOUT_S)
     except HostError as error:
-        err.print(f"host {entry.name}: {error.evidence}", markup=False, soft_wrap=True)
+        print_err(f"host {entry.name}: {error.evidence}")
         return None
     claims = read_claims(answer.stdout.decode(errors="replace"))
     return tuple(sorted(claims, key=lambda claim: (claim.since_s, claim.run_id, claim.gpu_index)))

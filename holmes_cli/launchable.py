@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holmes_cli.job_overrides import as_options, read_job
 from holmes_cli.screen.show_origin import ForeignFile, confirm_foreign
-from holmes_cli.screen.terminal import err
+from holmes_cli.screen.terminal import print_err
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory, refuse_sketch
 from holmes_core.records.plan import IslandsPlan, Plan, SourceFile
@@ -40,7 +40,7 @@ def read_launchable(plan: Path, trust: Collection[str], may_be_stale: bool) -> t
         _refuse_stale(plan, record, found)
     confirm_foreign(_foreign(plan, record, signed.is_own, found), trust)
     if record.job_source.overrides:
-        err.print(f"planned with {as_options(record.job_source.overrides)}", markup=False, soft_wrap=True)
+        print_err(f"planned with {as_options(record.job_source.overrides)}")
     return record, found.record if found else None
 
 

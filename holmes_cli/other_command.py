@@ -1,4 +1,4 @@
-"""A notice, given once, that another program is called `holmes` too, and how each of the two is started."""
+"""A notice, given once, that another program is called `holmes` too, with the command that starts each of the two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_READ_CHARS = 1 << 20
 
 
 def mention_other_command() -> None:
-    """Print the notice to standard error, unless this environment and PATH were looked at before."""
+    """Print the notice to standard error, unless this environment and PATH were examined before."""
     # Metadata of other packages may be broken in any way, and none of them may keep a command from running.
     with contextlib.suppress(Exception):
         if not any(name in os.environ for name in COMPLETES):
@@ -38,12 +38,12 @@ def _look_once() -> None:
     marker = state_folder() / f"looked-{zlib.crc32(sys.prefix.encode()):08x}"
     looked, _, given = marker.read_text("utf-8").partition("\n") if marker.exists() else ("", "", "")
     if looked != seen:
-        from holmes_cli.screen.terminal import err
+        from holmes_cli.screen.terminal import print_err
         from holmes_core.records.record_file import write_atomically
 
         notice = _notice(first)
         if notice not in given:
-            err.print(notice, markup=False, soft_wrap=True)
+            print_err(notice)
             given = f"{notice}\n{given}"[:MAX_READ_CHARS]
         marker.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(marker, f"{seen}\n{given}", private=True)
@@ -73,7 +73,7 @@ def _may_be_ours(script: Path) -> bool:
 
 
 def _start_of(point: EntryPoint) -> str:
-    """Return the command that starts what an entry point names, whichever package's script was installed last."""
+    """Return the command that starts the program of an entry point, whichever package's script was installed last."""
     python, module = shlex.quote(sys.executable), point.module
     assert point.dist is not None
     if re.search(r"^if __name__ ==", _text(Path(str(point.dist.locate_file(f"{module.replace('.', '/')}.py")))), re.M):

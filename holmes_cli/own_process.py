@@ -1,4 +1,4 @@
-"""Start Holmes as another process: the same code and Python, whatever its working folder holds."""
+"""Start Holmes as another process with the same code and Python, whatever its working folder holds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _PACKAGE = __name__.rpartition(".")[0]  # inside holmes_train where it is instal
 _START = (
     f"import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from {_PACKAGE}.app import main; main()"
 )
-"""`python -m holmes_cli` but for the working folder, which comes first there: any module of that name would be run.
-Python's own option for it, -P, is of 3.11."""
+"""Like `python -m holmes_cli`, but without the working folder on the path, where other modules could have our names.
+Python's own option for that, -P, needs 3.11."""
 
 
 def holmes_words(*arguments: str) -> list[str]:

@@ -56,21 +56,21 @@ class StartedCommand:
         return (self._ended_s or time.monotonic()) - self._began_s
 
     def as_watched(self) -> MarkedCommand:
-        """Return it as scripts on hosts look for it."""
+        """Return the mark and process id by which scripts on hosts find the command."""
         return MarkedCommand(self.mark, self._process.pid)
 
     def has_long_ended(self) -> bool:
-        """Return True once hosts have had the time to answer after its end, or a signal came meanwhile."""
+        """Return True if the command ended long enough ago for hosts to answer, or a signal came after its end."""
         return self.exit_code is not None and (self._is_hurried or time.monotonic() - self._ended_s > ANSWER_S)
 
     def wait(self, limit_s: float | None = None) -> int:
-        """Return its exit code once it has ended; 0 where it goes on after `limit_s`."""
+        """Return the exit code once the command has ended; 0 if it still runs after `limit_s`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(limit_s)
         return self.exit_code or 0
 
     def pass_on(self, signals: Collection[int], is_over: threading.Event) -> None:
-        """Send it each of these signals that comes, unless the terminal has sent it to both, until all is over."""
+        """Send the command each signal that arrives until `is_over`, unless the terminal has sent it to both."""
         while not is_over.is_set():
             came = signal.sigtimedwait(signals, POLL_S)
             if came is None:
@@ -83,21 +83,21 @@ class StartedCommand:
                 self.send(came.si_signo)
 
     def send(self, number: int) -> None:
-        """Send it a signal; say so where that is not allowed."""
+        """Send the command a signal; print an error if that is not allowed."""
         try:
             self._process.send_signal(number)
         except PermissionError:
-            os.write(2, f"the command runs as another user: signal {number} could not be handed on\n".encode())
+            os.write(2, f"the command runs as another user: signal {number} could not be passed on\n".encode())
 
     def _is_in_group(self) -> bool:
-        """Return True if it is in this process's group, to which the terminal's keys send their signals."""
+        """Return True if the command is in this process's group, which the terminal's keys send signals to."""
         try:
             return os.getpgid(self._process.pid) == os.getpgrp()
-        except OSError:  # it has ended
+        except OSError:  # the command has ended
             return True
 
     def _hang_up(self) -> None:
-        """Write no more to a terminal, which would fail."""
+        """Stop writing to the terminal that has gone."""
         self.has_hung_up = True
         with open(os.devnull, "wb") as nowhere:
             for stream in (1, 2):
@@ -107,10 +107,10 @@ class StartedCommand:
 
 @contextlib.contextmanager
 def started_command(words: Sequence[str], to_stderr: bool) -> Iterator[StartedCommand]:
-    """Start the command, hand signals on to it, and wait for its end after the block.
+    """Start the command, pass signals on to it, and wait for its end after the block.
 
     Raises:
-        HolmesError: It cannot be started.
+        HolmesError: The command cannot be started.
     """
     numbers = [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup has it ignored

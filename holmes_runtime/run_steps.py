@@ -60,7 +60,7 @@ def run_steps(
         is_last = result.stop or next_step >= config.steps
         evaluates = next_step // evaluates_every > step // evaluates_every
         line = meter.end_step(step, result, barrier=is_last or (evaluates and may_stop_early))
-        line = line._replace(outer=outer.take_said() if outer else None)
+        line = line._replace(outer=outer.next_report() if outer else None)
         has_reason = examination.add(line.step_s, line.paused_s, meter.laps_s)
         examines = examination.is_due(step, result.examine)
         if has_reason and not examines:

@@ -24,7 +24,7 @@ from holmes_runtime.config.rank_metrics import PRINTS_STEPS
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.data.same_on_hosts import HostCorpus, check_same_corpus, common_frozen_weights
-from holmes_runtime.health.position_report import PositionReport, whereabouts_of
+from holmes_runtime.health.position_report import PositionReport, position_report_of
 from holmes_runtime.memory_report import named_when_full, record_places
 from holmes_runtime.node.checkpoint_files.description import Counters
 from holmes_runtime.node.data_files.home_folder import read_run_config
@@ -113,7 +113,7 @@ def train(config: RunConfig, launched: Launched) -> None:
     """Run all steps of this rank, and write a line of metrics for each."""
     take_key(os.environ, [config.grid.rank(rank).host for rank in range(config.world_size)])
     me = config.grid.rank(launched.rank)
-    where = whereabouts_of(config, me.rank)
+    where = position_report_of(config, me.rank)
     where.answer(launched.metrics_dir)
     torch.set_num_threads(num_threads(config, os.environ, len(os.sched_getaffinity(0))))
     device = process_groups.select_device(config.device, launched.local_rank, os.environ)

@@ -72,14 +72,14 @@ class Launch:
             if island is not None
             else Replanning(plan, settings, planner, self._record.say, LostHosts(), interrupts)
         )
-        outer = island.outer_sync if island is not None else None
         self._attempt = Attempt(
             folder.run_id,
             detached=settings.detached,
             resume=settings.resume,
             from_scratch=settings.from_scratch,
             resume_step=settings.resume_step,
-            outer_sync=outer,
+            outer_sync=island.outer_sync if island is not None else None,
+            own_data=island.own_data if island is not None else None,
         )
         self._nodes = RunningNodes((), settings.detached, interrupts)
         self._remembering: dict[str, NodeBundle] = {}  # by host; ranks may keep a checkpoint in its memory
@@ -335,11 +335,6 @@ class Launch:
             self._remembering.update((bundle.node.host, bundle) for bundle in bundles)
         return RunningNodes(bundles, self._settings.detached, self._interrupts, self._island)
 
-    def _forget_states(self, state: State) -> None:
-        """Remove the checkpoints that ranks kept in memory. Ranks that took the last step have removed their own."""
-        clean = {node.host for node in self._plan.nodes} if state == "done" else set()
-        forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
-
     def _on_state(self, host: str, state: str) -> None:
         cluster = next(node.cluster for node in self._plan.nodes if node.host == host)
         self._record.take(NodeState(host, cluster, state))
@@ -350,7 +345,9 @@ class Launch:
             ended = ("stopped", tuple(state.failures), 130)
         elif state.cause is not None:
             ended = ("failed", tuple(state.failures), shell_exit_code(state.cause.exit_code))
-        self._forget_states(ended[0])
+        # Ranks that took the last step have removed the checkpoints that they kept in memory.
+        clean = {node.host for node in self._plan.nodes} if ended[0] == "done" else set()
+        forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
         run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
         self.folder.close()
         told = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}

@@ -12,23 +12,20 @@ from typing import Protocol
 
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import island_name
-from holmes_core.records.plan import IslandsPlan, Plan
+from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import Run, Settings, State
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.islands.common_end import common_end, exit_code_of
 from launcher.islands.going_back import require_checkpoints, step_of_island
-from launcher.islands.island_part import IslandPart
+from launcher.islands.island_part import IslandPart, outer_sync_of
 from launcher.islands.island_return import TRIES
-from launcher.islands.outer_sync import outer_sync_of
-from launcher.islands.own_data_fault import own_data_fault
 from launcher.islands.rendezvous_server import RendezvousServer
 from launcher.islands.run_tunnel import RunTunnel
-from launcher.journal.run_events import NodeState, Notice, RunEvent
+from launcher.journal.run_events import NodeState, Notice, RunEvent, Silent
 from launcher.journal.run_folder import PLAN_FILE, RUN_FILE, RunFolder, read_own
 from launcher.journal.run_store import remember, this_process
 from launcher.launch import Launch
 from launcher.nodes.interrupts import Interrupts
-from launcher.nodes.preflight import Preflight, PreflightFailed
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.hook_command import HookCommand
 
@@ -69,7 +66,7 @@ class _Island:
 class LaunchIslands:
     """One run of several islands: its folder with theirs inside, and the rendezvous of their ranks.
 
-    `tries`: after so many starts in a row without a step an island is lost for good. `exports`: a folder for
+    An island is lost for good after `settings.restarts` starts in a row without a step. `exports` is a folder for
     Prometheus' file of each island.
     """
 
@@ -105,7 +102,7 @@ class LaunchIslands:
             for number in range(len(self._plan.islands)):
                 island = self._make(number)
                 self._islands.append(island)
-                saved.append(self._check(number, inventory, forced).saved_steps)
+                saved.append(island.launch.check(inventory, forced).saved_steps)
             if self._settings.resume_step is not None:
                 require_checkpoints(self._plan, self._settings.resume_step, saved)
             self._write("running")
@@ -119,14 +116,6 @@ class LaunchIslands:
             self.folder.close()
             shutil.rmtree(self.folder.path, ignore_errors=True)
             raise
-
-    def _check(self, number: int, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
-        """Check an island's hosts as `Launch.check`; the remedy for absent data of its own names path and hosts."""
-        try:
-            return self._islands[number].launch.check(inventory, forced)
-        except PreflightFailed as failed:
-            faults = tuple(own_data_fault(self._plan, number, fault) for fault in failed.preflight.faults)
-            raise PreflightFailed(replace(failed.preflight, faults=faults)) from None
 
     def leave(self) -> None:
         """Disconnect from a detached run without ending it: its ranks end by themselves unless `take_over` comes
@@ -170,7 +159,8 @@ class LaunchIslands:
         name, interrupts = island_name(number), self._interrupts[number]
         folder = RunFolder(self.folder.path / name, f"{self.folder.run_id}-{name}")
         tries = self._settings.restarts or TRIES
-        part = IslandPart(outer_sync_of(self._plan, number), self._meeting, tries, self._tunnel)
+        sync, own_data = outer_sync_of(self._plan, number), self._plan.own_data(number)
+        part = IslandPart(sync, own_data, self._meeting, tries, self._tunnel)
         view = _View(lambda event: self._take(number, event))
         plan = self._plan.islands[number]
         back = step_of_island(self._plan, self._settings.resume_step, number)
@@ -180,7 +170,7 @@ class LaunchIslands:
         return _Island(launch, interrupts)
 
     def _take(self, number: int, event: RunEvent) -> None:
-        """Show an event, and write down notices and node states for the whole run."""
+        """Show an event. Store notices and node states for the whole run."""
         with self._lock:
             if isinstance(event, Notice):
                 self.folder.write_event(replace(event, text=f"island {number}: {event.text}"))
@@ -201,15 +191,13 @@ class LaunchIslands:
             return
         other, digest = self._digests.setdefault(exchange.exchange, (number, exchange.digest))
         if digest != exchange.digest:
-            notice = Notice(
-                f"exchange {exchange.exchange + 1}: islands {other} and {number} do not have the same state"
-            )
-            self._tell(number, notice)
+            text = f"outer sync {exchange.exchange + 1}: islands {other} and {number} do not have the same state"
+            self._tell(number, Notice(text))
         while len(self._digests) > DIGESTS_KEPT:
             del self._digests[next(iter(self._digests))]
 
     def _tell(self, number: int, notice: Notice) -> None:
-        """Write down a notice of the whole run, for `attach` with that island's, and show it there."""
+        """Show a notice of the whole run in one island's view, and store it for `attach`."""
         self.folder.write_event(notice)
         self._islands[number].launch.folder.write_event(notice)
         self._view.show(number, notice)
@@ -282,18 +270,11 @@ def _run(island: _Island) -> None:
         island.error = error
 
 
-class _View:
-    """The view of one island, which forwards its events to the view of all."""
+class _View(Silent):
+    """The view of one island, which forwards only its events to the view of all."""
 
     def __init__(self, show: Callable[[RunEvent], None]) -> None:
         self._show = show
 
     def show(self, event: RunEvent) -> None:
-        """Forward the event."""
         self._show(event)
-
-    def take_run(self, run_id: str, started_at_s: float) -> None:
-        """Do nothing: the view of the whole run takes it."""
-
-    def take_plan(self, plan: Plan) -> None:
-        """Do nothing: an island keeps its plan."""

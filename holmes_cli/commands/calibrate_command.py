@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, print_err, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import Access, LaunchSettings
 from holmes_core.records.inventory import Host, Inventory, refuse_sketch
@@ -49,9 +49,9 @@ def calibrate_command(
     variables = read_user_variables(only_model, {}, job.absolute().parent)
     with err.status(f"measuring on {slots.host}"):
         lines = measure_compute(record, slots.host, slots.access, slots.at_once, variables)
-    out.print(f"# measured on {slots.host}, {slots.at_once} at once", markup=False, soft_wrap=True)
-    out.print(lines.rstrip("\n"), markup=False, soft_wrap=True)
-    err.print(f"next: put this into {job}, then `holmes plan {job}`", markup=False, soft_wrap=True)
+    print_out(f"# measured on {slots.host}, {slots.at_once} at once")
+    print_out(lines.rstrip("\n"))
+    print_err(f"next: put this into {job}, then `holmes plan {job}`")
 
 
 def _here(job: Job) -> _Slots:

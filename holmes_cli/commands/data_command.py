@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err, print_out
 from holmes_cli.tuning.chat_template import ChatTemplate, open_template
 from holmes_cli.tuning.examples import ExampleReader, holds_examples
 from holmes_cli.tuning.write_examples import stretches, write_examples
@@ -91,9 +91,9 @@ def data_command(
                 raise HolmesError(f"{name} is for examples, and {files[0]} has text", f"leave {name} out")
         section = _join(source, pattern, files, tokenizers, output, token_type_of(vocab_size), bad_lines)
     if bad_lines.count:
-        err.print(bad_lines.sentence, markup=False, soft_wrap=True)
+        print_err(bad_lines.sentence)
     next_step = f"in job.yaml, {section} and `vocab_size: {vocab_size}` (or more) in `model`"
-    out.print(f"next: {next_step}", markup=False, soft_wrap=True)
+    print_out(f"next: {next_step}")
 
 
 def _files(source: Path, pattern: str) -> list[Path]:
@@ -158,7 +158,7 @@ def _pack(
             label = "  predicted  " if is_predicted else "  read       "
             lines = _shortened(text).removesuffix("\n").replace("\n", "\\n\n             ")
             end = "\\n" if text.endswith("\n") else ""
-            out.print(f"{label}{lines}{end}", markup=False, highlight=False, soft_wrap=True)
+            print_out(f"{label}{lines}{end}")
     filled = written.tokens / (written.sequences * length)
     out.print(
         f"tokens: {output} ({written.examples:,} examples in {written.sequences:,} sequences of {length:,}, "

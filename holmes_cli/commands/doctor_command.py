@@ -92,7 +92,7 @@ def doctor_command(
 
 
 def _refuse_mixed(log: bool, files: list[Path], ways: set[str], words: list[str] | None) -> None:
-    """Raise HolmesError for options that do not go together: each would be passed over in silence."""
+    """Raise HolmesError for options that exclude one another: some would be ignored without a word."""
     if log and ways:
         raise HolmesError(f"--log only reads files, not with {', '.join(sorted(ways))}", "leave one of them out")
     given = [*map(str, files), *sorted(ways - {"--anonymize", "--replay"})]
@@ -112,7 +112,7 @@ def _refuse_mixed(log: bool, files: list[Path], ways: set[str], words: list[str]
 def _recorded(
     files: list[Path], slurm_job: str | None, seconds: int, record: Path | None, replay_folder: Path | None
 ) -> dict[str, HostRecording]:
-    """Return what hosts answer, or answered."""
+    """Return the answers of hosts, or of a recording."""
     if sum((bool(files), slurm_job is not None, replay_folder is not None)) != 1 or len(files) > 1:
         hint = f"run it with {WHOLE_LOG}, then `holmes doctor --log FILE...`; or watch it: `holmes doctor hosts.yaml`"
         raise HolmesError("holmes doctor needs a run's NCCL logs, or its hosts to watch", hint)
@@ -130,8 +130,8 @@ def _recorded(
 
 
 def _probed() -> Inventory | None:
-    """Return the inventory of this folder, where there is one that a probe wrote."""
-    with suppress(HolmesError):  # it is of use, and not asked for
+    """Return the inventory of this folder, if a probe wrote one."""
+    with suppress(HolmesError):  # helpful, but not required
         if usual_inventory().is_file():
             inventory = read_file(Inventory, usual_inventory())
             return inventory if inventory.sketch is None else None
@@ -151,7 +151,7 @@ def _show(watched: RunDiagnosis, run: WatchedRun, as_json: bool) -> str | None:
 
 
 def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bool) -> None:
-    """Start the command, watch it, print the diagnosis, and exit once it has ended: with 1 for a cause, else as it."""
+    """Start the command, watch it, print the diagnosis, and exit once it has ended: with 1 or its own exit code."""
     if record is not None:
         make_recording_folder(record)
     with started_command(words, to_stderr=as_json) as command:
@@ -163,7 +163,7 @@ def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bo
         cause = _show_command(command, run, as_json)
         if command.exit_code is None:
             out.file.flush()
-            err.print("the command goes on; Ctrl-C ends it", markup=False)
+            err.print("the command still runs; Ctrl-C ends it", markup=False)
             err.print(f"the command ended with exit code {command.wait()}", markup=False)
         code = command.wait()
     is_no = cause not in (None, SOUND) and not command.has_hung_up
@@ -171,7 +171,7 @@ def _of_command(words: list[str], watch: Watch, record: Path | None, as_json: bo
 
 
 def _show_command(command: StartedCommand, run: WatchedRun, as_json: bool) -> str | None:
-    """Print the diagnosis of the command's run, or of NCCL's log where it ended too soon or failed."""
+    """Print the diagnosis of the command's run, or of NCCL's log if the command ended too soon or failed."""
     watched, code = diagnose_run(run), command.exit_code
     ended = f"the command ended with exit code {code} after {command.seconds:.0f} s"
     failed = code not in (None, 0) and not command.was_interrupted and watched.cause == SOUND
@@ -187,9 +187,9 @@ def _show_command(command: StartedCommand, run: WatchedRun, as_json: bool) -> st
         until = "nothing wrong was found until then" if run.ranks else "no rank of it was seen twice"
         needed = "read what it printed last" + ("" if run.ranks else _HOW_TO_SEE_RANKS)
         watched = replace(watched, cause=None, says=f"{ended}, and {until}", needed=needed)
-    note = (
-        f"{ended[0].upper()}{ended[1:]}" if code is not None else f"The command goes on, {command.seconds:.0f} s so far"
-    )
+    note = f"The command still runs, {command.seconds:.0f} s so far"
+    if code is not None:
+        note = f"{ended[0].upper()}{ended[1:]}"
     return _show(replace(watched, notes=(*watched.notes, note)), run, as_json)
 
 

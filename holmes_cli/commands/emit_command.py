@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from holmes_cli.launchable import read_launchable, source_file
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import IslandsPlan
 from launcher.emit.emit import FORMATS, START, check_format, emit
@@ -42,5 +42,5 @@ def emit_command(
     files = emit(record, to, variables)
     write_folder(folder, files)
     own = [name for name in files if "/" not in name]
-    out.print(f"{folder}: {', '.join(own)}", markup=False, soft_wrap=True)
-    out.print(f"next: {START[to]}", markup=False, soft_wrap=True)
+    print_out(f"{folder}: {', '.join(own)}")
+    print_out(f"next: {START[to]}")

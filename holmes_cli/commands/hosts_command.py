@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import print_err, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.from_kubernetes import hosts_from_kubernetes
 from holmes_core.hosts.from_slurm import hosts_from_slurm
@@ -67,9 +67,9 @@ def _import(source: str, file: Path | None, output: Path) -> None:
     imported = _SOURCES[source](_standard_input() if file is None else read_text(file, MAX_JSON_BYTES), name)
     write_atomically(output, hosts_yaml(imported.hosts, f"{source}, {name}"))
     for line in imported.left_out:
-        err.print(f"left out: {line}", markup=False, soft_wrap=True)
+        print_err(f"left out: {line}")
     count = len(imported.hosts.hosts)
-    out.print(f"hosts: {output} ({count})\nnext: holmes probe {output}", markup=False, soft_wrap=True)
+    print_out(f"hosts: {output} ({count})\nnext: holmes probe {output}")
 
 
 def _export(target: str, file: Path | None, output: Path) -> None:
@@ -82,7 +82,7 @@ def _export(target: str, file: Path | None, output: Path) -> None:
     refuse_sketch(inventory, file)
     write_atomically(output, slurm_topology(inventory))
     next_step = "beside slurm.conf with `TopologyPlugin=topology/tree`, then `scontrol reconfigure`"
-    out.print(f"topology: {output}\nnext: {next_step}", markup=False, soft_wrap=True)
+    print_out(f"topology: {output}\nnext: {next_step}")
 
 
 def _standard_input() -> str:

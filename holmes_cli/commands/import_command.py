@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from holmes_cli.commands.model_command import LONGEST, section_of
 from holmes_cli.job_overrides import overridden
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import out, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.model import PRESETS
@@ -61,7 +61,11 @@ def import_command(
         raise HolmesError(f"{output} exists", "choose another name with `-o`, or move that file away")
     if engine is not None and engine not in get_args(TrainerName):
         raise HolmesError(f"--engine {shown(engine)}: not known", f"there are {', '.join(get_args(TrainerName))}")
-    imported = _of_model(command, engine) if _is_config(command) else _of_command(command, engine)
+    if Path(command).name == CONFIG_FILE and not any(character.isspace() for character in command):
+        sections = {"model": _model_section(command), "trainer": {"engine": engine or "accelerate"}}
+        imported = ImportedJob(sections, ())
+    else:
+        imported = _of_command(command, engine)
     data: Any = dict(imported.data)
     if model is not None:
         data["model"] = _model_section(model) | data["model"]
@@ -80,15 +84,6 @@ def _header(rows: Sequence[OptionRow]) -> str:
     gone = "; ".join(row.words for row in rows if row.fate == "decided" and not row.words.startswith("("))
     text = f"# By `holmes import`. Taken out of the command: {gone or 'nothing'}"
     return "".join(character if character.isprintable() else "?" for character in text) + "\n"
-
-
-def _is_config(text: str) -> bool:
-    return Path(text).name == CONFIG_FILE and not any(character.isspace() for character in text)
-
-
-def _of_model(text: str, engine: str | None) -> ImportedJob:
-    data = {"model": _model_section(text), "trainer": {"engine": engine or "accelerate"}}
-    return ImportedJob(data, ())
 
 
 def _of_command(text: str, engine: str | None) -> ImportedJob:
@@ -167,37 +162,32 @@ def _check_complete(data: Any) -> None:
 def _show(imported: ImportedJob, job: Job, output: Path) -> None:
     shape = job.model
     billions = stage_parameters(shape, shape.num_layers, is_first=True, is_last=True) / 1e9
-    _print(
+    print_out(
         f"job: {output}: engine {job.engine}, {shape.family}, {shape.num_layers} layers, {billions:.2f} B parameters"
     )
     rows = [(row.words, row.fate, row.note or "-") for row in imported.rows if row.fate != "kept"]
     if rows:
         out.print(fitted_table(("option", "read as", "key, or reason"), rows, out.width, unwrapped=("read as",)))
-        _print("decided: taken out of the command, as a launch adds it from the plan; all others stay in the command")
-        _print(f"kept in the command, and no matter to the plan: {_kept(imported)}")
+        print_out(
+            "decided: taken out of the command, as a launch adds it from the plan; all others stay in the command"
+        )
+        kept_words = ", ".join(row.words for row in imported.rows if row.fate == "kept") or "nothing"
+        print_out(f"kept in the command, and no matter to the plan: {kept_words}")
     fixed = job.parallel.model_dump(mode="json", exclude_none=True)
     if fixed:
-        _print(f"fixed in parallel: {_flow(fixed)}")
+        print_out(f"fixed in parallel: {_flow(fixed)}")
     trainer = job.trainer
     if trainer is not None and not trainer.command:
-        _print("trainer.command: missing, so that the job is only planned; write the command there to launch it")
+        print_out("trainer.command: missing, so that the job is only planned; write the command there to launch it")
     elif trainer is not None and "folder" not in trainer.model_fields_set:
-        _print("trainer.folder: set it to the folder in which the command runs, at the same path on every host")
-    _print(f"next: holmes plan {output}")
+        print_out("trainer.folder: set it to the folder in which the command runs, at the same path on every host")
+    print_out(f"next: holmes plan {output}")
     free = set(imported.data.get("parallel") or ()) - set(imported.set_by_command)
     kept = {key: value for key, value in fixed.items() if key not in free}
     if free:
         own = shlex.quote(f"parallel={_flow(kept)}")
-        _print(f"and with Holmes's own choices: holmes plan {output} --set {own} --compare plan.json -o own.json")
-
-
-def _kept(imported: ImportedJob) -> str:
-    return ", ".join(row.words for row in imported.rows if row.fate == "kept") or "nothing"
+        print_out(f"and with Holmes's own choices: holmes plan {output} --set {own} --compare plan.json -o own.json")
 
 
 def _flow(values: Mapping[str, object]) -> str:
     return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=True, width=10**6).strip()
-
-
-def _print(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)

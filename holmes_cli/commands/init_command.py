@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import templates
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import out, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.record_file import write_atomically
 
@@ -23,7 +23,7 @@ def init_command(
     there = [folder / name for name in FILES if (folder / name).exists()]
     if there:
         raise HolmesError(
-            f"{', '.join(map(str, there))}: there already; nothing was written",
+            f"{', '.join(map(str, there))}: already there; nothing was written",
             f"name another folder: `holmes init FOLDER`; or move {' and '.join(path.name for path in there)} away",
         )
     try:
@@ -32,5 +32,5 @@ def init_command(
         raise HolmesError(f"{folder}: cannot be made: {error.strerror}", "name another folder") from None
     for name in FILES:
         write_atomically(folder / name, files(templates).joinpath(name).read_text(encoding="utf-8"))
-        out.print(f"wrote {folder / name}", markup=False, soft_wrap=True)
+        print_out(f"wrote {folder / name}")
     out.print(f"next: put your hosts and data into them, then holmes probe {folder / 'hosts.yaml'}", markup=False)

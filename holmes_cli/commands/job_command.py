@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.reference import Key, keys_of
@@ -24,7 +24,7 @@ def job_command(
     keys = keys_of(Job)
     if key is None:
         for known in keys:
-            out.print(f"{known.name}: {known.type} ({known.default})", markup=False, soft_wrap=True, highlight=False)
+            print_out(f"{known.name}: {known.type} ({known.default})")
         return
     for number, known in enumerate(explained(keys, key)):
         _show(known, gap="\n" if number else "")
@@ -47,9 +47,9 @@ def explained(keys: Sequence[Key], name: str) -> Sequence[Key]:
 
 def _show(key: Key, gap: str) -> None:
     lines = {"type": key.type, "default": key.default, "meaning": key.meaning}
-    out.print(f"{gap}{key.name}", markup=False, soft_wrap=True, highlight=False)
+    print_out(f"{gap}{key.name}")
     for label, text in lines.items():
-        out.print(f"  {label}: {text}", markup=False, soft_wrap=True, highlight=False)
+        print_out(f"  {label}: {text}")
     example = key.written().rstrip().replace("\n", "\n    ")
     if example:
-        out.print(f"  example:\n    {example}", markup=False, soft_wrap=True, highlight=False)
+        print_out(f"  example:\n    {example}")

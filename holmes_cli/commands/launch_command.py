@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -13,11 +14,11 @@ import typer
 from holmes_cli.api import launch
 from holmes_cli.islands.run_islands import dry_run_of_islands, refuse_settings, run_islands
 from holmes_cli.launchable import PLAN_CURRENT, read_launchable, source_file
+from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles
-from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.show_run import show_end
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.transport_option import reached_by
 from holmes_core.records.job import Job
@@ -25,7 +26,7 @@ from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import OnLoss, Run, Settings
 from launcher.journal.follow_folder import read_plan
 from launcher.nodes.interrupts import ctrl_c_ignored
-from launcher.nodes.preflight import CHECKS, PreflightFailed
+from launcher.nodes.preflight import CHECKS, Preflight, PreflightFailed, remedy_of
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
 
@@ -103,7 +104,7 @@ def launch_command(
         if dry_run:
             dry_run_of_islands(record, settings, job_folder, as_json)
             return
-        started = when_gpus_are_free if wait else _at_once
+        started = partial(start_checked, waits=wait)
         run = run_islands(record, inventory, runs, job_folder, settings, forced, via, as_json, started)
         if run.exit_code:
             raise typer.Exit(run.exit_code)
@@ -122,18 +123,14 @@ def launch_command(
 
     def start() -> Run:
         with RunView(reached, as_json) as view:
-            try:
-                return launch(reached, inventory, runs, job_folder, settings, forced, view)
-            except PreflightFailed as failed:
-                show_preflight(failed.preflight)
-                raise
+            return launch(reached, inventory, runs, job_folder, settings, forced, view)
 
-    run = when_gpus_are_free(start) if wait else start()
+    run = start_checked(start, wait)
     if detach:
         out.print(run.run_id, markup=False)
         return
     folder = runs / run.run_id
-    with ctrl_c_ignored():  # the run has ended: all that is left is to say so
+    with ctrl_c_ignored():  # the run has ended: only the result is left to show
         show_end(read_plan(folder), run, folder, as_json)
     if run.exit_code:
         raise typer.Exit(run.exit_code)
@@ -149,20 +146,32 @@ def _check_resuming(plan: Path, settings: Settings, job: Job) -> None:
         raise HolmesError(f"{plan}: --resume: the job saves no checkpoints", hint)
 
 
-def _at_once(start: Callable[[], Run]) -> Run:
-    return start()
-
-
-def when_gpus_are_free(start: Callable[[], Run], pause_s: float = LOOK_AGAIN_S) -> Run:
-    """Return the result of `start` as soon as no other run or process has the GPUs."""
+def start_checked(start: Callable[[], Run], waits: bool, pause_s: float = LOOK_AGAIN_S) -> Run:
+    """Return the result of `start`, and show checks that refuse it. If it `waits`, start again while GPUs are taken."""
     while True:
         try:
             return start()
         except PreflightFailed as failed:
-            if not failed.preflight.may_pass_later:
+            show_preflight(failed.preflight)
+            if not waits or not failed.preflight.may_pass_later:
                 raise
         err.print(f"the GPUs are in use; looking again in {pause_s:g} s; Ctrl-C gives up", markup=False)
         time.sleep(pause_s)
+
+
+def show_preflight(preflight: Preflight) -> None:
+    """Print a line per check, then each fault with its evidence and remedy."""
+    faulty = {fault.check for fault in preflight.faults}
+    refusing = {fault.check for fault in preflight.refusing}
+    rows = []
+    for check in CHECKS:
+        word = "failed" if check.name in refusing else "forced" if check.name in faulty else "passed"
+        if check.name in faulty or not preflight.faults:
+            rows.append((check.name, check.makes_sure, word))
+    err.print(fitted_table(("check", "makes sure that", ""), rows, err.width, "Preflight"))
+    for fault in preflight.faults:
+        print_err(f"host {fault.host}: {fault.check}: {fault.evidence}")
+        print_err(f"  do: {remedy_of(fault)}")
 
 
 def _forced(names: list[str]) -> frozenset[str]:

@@ -10,7 +10,7 @@ import typer
 import yaml
 from pydantic import TypeAdapter
 
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import out, print_err
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.config.model_shape import ModelShape, stage_parameters
 from holmes_runtime.node.data_files.document_tokens import TOKENIZER_FILE
@@ -40,12 +40,13 @@ def model_command(
         lines["data"] = {"tokenizer": str(tokenizer.absolute())}
     out.print(yaml.safe_dump(lines, sort_keys=False), end="", markup=False, highlight=False, soft_wrap=True)
     billions = stage_parameters(shape, shape.num_layers, is_first=True, is_last=True) / 1e9
-    err.print(f"{folder}: {billions:.2f} billion parameters", markup=False, highlight=False, soft_wrap=True)
-    err.print(f"{folder}: {_tokenizer_sentence(tokenizer)}", markup=False, highlight=False, soft_wrap=True)
-    next_step = "put this into job.yaml, and the folder at that path on every host; leave `weights` out to start anew"
-    if "weights" not in lines:
-        next_step = "put this into job.yaml, to start anew: the folder holds no tensors"
-    err.print(f"next: {next_step}", markup=False, soft_wrap=True)
+    print_err(f"{folder}: {billions:.2f} billion parameters")
+    print_err(f"{folder}: {_tokenizer_sentence(tokenizer)}")
+    next_step = "put this into job.yaml, to start from random weights: the folder holds no tensors"
+    if "weights" in lines:
+        place = "the folder at that path on every host"
+        next_step = f"put this into job.yaml, and {place}; leave out `weights` to start from random ones"
+    print_err(f"next: {next_step}")
 
 
 def _tokenizer_sentence(path: Path) -> str:
@@ -56,7 +57,7 @@ def _tokenizer_sentence(path: Path) -> str:
     except ModuleNotFoundError as error:
         return f"{error}, also to name the tokens at the borders of documents"
     except ValueError as error:
-        raise HolmesError(str(error), "get the model's tokenizer anew") from None
+        raise HolmesError(str(error), "get the model's tokenizer again") from None
     begin, end = tokenizer.begin_of_document, tokenizer.end_of_document
     first = "begin without a token of their own" if begin is None else f"begin with token {begin}"
     last = "end without one, so that they run into one another" if end is None else f"end with token {end}"

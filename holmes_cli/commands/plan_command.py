@@ -27,7 +27,7 @@ from holmes_cli.screen.show_plan import (
     show_plan,
     show_sheet,
 )
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.advice import LayerExperts
 from holmes_core.records.compute import Calibration
@@ -116,9 +116,9 @@ def plan_command(
     left, job_record = TimeLeft(time_limit), read_job(job, overrides or ())
     signed = read_signed(Inventory, inventory)
     inventory_record = signed.record
-    gc.freeze()  # modules and the inventory live to the end: the collector need not look at them time and again
+    gc.freeze()  # modules and the inventory live to the end, so the collector need not visit them
     if not signed.is_own:
-        err.print(_FOREIGN.format(inventory), markup=False, soft_wrap=True)
+        print_err(_FOREIGN.format(inventory))
     if run is not None:
         refuse_sketch(inventory_record, inventory)
     other = read_any((Plan, IslandsPlan), compare).record if compare else None
@@ -245,7 +245,7 @@ def _show_files(output: Path, html: Path | None, experts: Path | None = None, is
     pages = f"page: {html}\n" if html else ""
     pages += f"experts: {experts}: convert the checkpoint by it (docs/planning.md)\n" if experts else ""
     following = f"\nnext: holmes launch {output}" if is_launched else ""
-    out.print(f"\n{pages}plan: {output}{following}", markup=False, soft_wrap=True)
+    print_out(f"\n{pages}plan: {output}{following}")
 
 
 def _write(output: Path, plan: Plan | IslandsPlan, is_own: bool, experts: Sequence[LayerExperts] = ()) -> None:
@@ -254,22 +254,16 @@ def _write(output: Path, plan: Plan | IslandsPlan, is_own: bool, experts: Sequen
     with written(map_path, expert_map(experts)) if experts else nullcontext():
         write_atomically(output, signed_parts(plan) if is_own else plan.json_parts(), private=True)
     if not experts and _is_map(map_path):
-        err.print(
-            f"{map_path}: the map of an earlier plan, not of this one: delete it, or plan with --routing again",
-            markup=False,
-            soft_wrap=True,
-        )
+        print_err(f"{map_path}: the map of an earlier plan, not of this one: delete it, or plan with --routing again")
 
 
 def _calibrated(job: Job, calibration: Calibration) -> Job:
     """Return the job with the run's calibration, and print it."""
     part = calibration.network_efficiency
     networks = "are as the inventory has them" if part == 1.0 else f"give {part:.0%} of their bandwidth"
-    err.print(
+    print_err(
         f"calibrated with {calibration.run}: compute takes {calibration.compute_factor:.2f} times the model's seconds, "
-        f"networks {networks}",
-        markup=False,
-        soft_wrap=True,
+        f"networks {networks}"
     )
     return calibrated(job, calibration)
 

@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from holmes_cli.api import probe
-from holmes_cli.screen.show_inventory import show_changes, show_inventory
-from holmes_cli.screen.show_rule import show_rule
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.show_inventory import show_changes, show_inventory, show_rule
+from holmes_cli.screen.terminal import err, out, print_out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.hosts.allocation import allocation_hosts, is_in_allocation
 from holmes_core.hosts.host_lists import read_host_list
@@ -101,8 +100,8 @@ def probe_command(
             show_changes(str(diff), changes(older, inventory))
         for sentence in (kept.lost, unmeasured_sentence(inventory)):
             if sentence is not None:
-                out.print(sentence, markup=False, soft_wrap=True)
-        out.print(f"\ninventory: {output}\nnext: holmes plan job.yaml -i {output}", markup=False, soft_wrap=True)
+                print_out(sentence)
+        print_out(f"\ninventory: {output}\nnext: holmes plan job.yaml -i {output}")
     if refuses(inventory):
         raise typer.Exit(ANSWER_IS_NO)
 
@@ -121,7 +120,7 @@ def _without_inventory(rule: str | None, anonymized: Path | None, folder: Path |
     else:
         anonymize(folder, anonymized)
         said = f"{anonymized}: without names and addresses; read it before you share it"
-        out.print(said, markup=False, soft_wrap=True)
+        print_out(said)
 
 
 def _replayed(folder: Path, hosts: str | None, links: bool) -> Inventory:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from holmes_cli.screen.show_sketch import show_sketch
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import out, print_err, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.record_file import read_file, read_user_file, signed_parts, write_signed
@@ -45,14 +45,14 @@ def sketch_command(
     if output is not None or not as_json:
         output = output or _usual(inventory)
         if _refuse_other_files(output):
-            err.print(f"{output}: writes over the sketch that was there", markup=False, soft_wrap=True)
+            print_err(f"{output}: overwrites an earlier sketch")
         write_signed(output, inventory)
     if as_json:
         out.file.writelines(signed_parts(inventory))
     else:
         show_sketch(inventory)
         planned = f"holmes plan job.yaml -i {output} -o sketch-plan.json"  # plan.json may be one to launch
-        out.print(f"\nsketch: {output}\nnext: {planned}", markup=False, soft_wrap=True)
+        print_out(f"\nsketch: {output}\nnext: {planned}")
 
 
 def _usual(inventory: Inventory) -> Path:
@@ -62,17 +62,17 @@ def _usual(inventory: Inventory) -> Path:
             if read_file(Inventory, USUAL).digest() == inventory.digest():
                 return USUAL
         raise HolmesError(
-            f"{USUAL}: is there already, and is written over only where `-o` names it",
-            f"name the file to write: `-o other.json`, or `-o {USUAL}` to write over a sketch",
+            f"{USUAL}: exists and holds something else; only `-o` overwrites it",
+            f"name the file to write: `-o other.json`, or `-o {USUAL}` to overwrite a sketch",
         )
     return USUAL
 
 
 def _refuse_other_files(output: Path) -> bool:
-    """Return True if the file is there. Raises HolmesError if it holds anything but a sketch, such as a probe."""
+    """Return True if the file exists. Raises HolmesError if it holds anything but a sketch, such as a probe."""
     if not output.exists() and not output.is_symlink():
         return False
     with suppress(HolmesError):
         if read_file(Inventory, output).sketch is not None:
             return True
-    raise HolmesError(f"{output}: is there and holds no sketch", "name another file with `-o`, or move that one away")
+    raise HolmesError(f"{output}: exists and is not a sketch", "name another file with `-o`, or move that one away")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import print_err, print_out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError, HostError
 from holmes_core.hosts.host_pattern import expand_pattern
 from holmes_core.hosts.hosts_file import read_hosts_file
@@ -28,10 +28,10 @@ def trust_command(
         except HolmesError as error:
             refused += 1
             what = error.what if isinstance(error, HostError) else f"host {name}: {error.what}"
-            err.print(f"{what}\n  do: {error.hint}", markup=False, soft_wrap=True)
+            print_err(f"{what}\n  do: {error.hint}")
             continue
         word = "known already" if key.is_known else "new"
-        out.print(f"{name} ({key.known_name}): {key.fingerprint}, {word}", markup=False, soft_wrap=True)
+        print_out(f"{name} ({key.known_name}): {key.fingerprint}, {word}")
         if not key.is_known:
             new.append(key)
     keys = f"{len(new)} {'key' if len(new) == 1 else 'keys'}"
@@ -39,7 +39,7 @@ def trust_command(
         raise typer.Exit(ANSWER_IS_NO)
     for key in new:
         add_host_key(key)
-        out.print(f"added {key.known_name} to {key.file}", markup=False, soft_wrap=True)
+        print_out(f"added {key.known_name} to {key.file}")
     if refused:
         raise typer.Exit(ANSWER_IS_NO)
 

@@ -39,14 +39,14 @@ class IslandState:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Return the sentences on its weights, its newest whole checkpoint, its last exchange, and its own page."""
+        """The sentences on its weights, its newest whole checkpoint, its last outer sync, and its own page."""
         run = self.stored.run
         joined = sum(exchange.has_joined for exchange in self.exchanges)
         texts = (
             run.origin,
             safe_in_words(self.plan, run),
-            exchange_in_words(self.exchanges[-1]) if self.exchanges else "no exchange yet",
-            f"came late or anew in {count(joined, 'exchange')}" if joined else None,
+            exchange_in_words(self.exchanges[-1]) if self.exchanges else "no outer sync yet",
+            f"joined late in {count(joined, 'outer sync')}" if joined else None,
             f"its own page: `holmes status {run.run_id} --html {self.name}.html`",
         )
         return tuple(text for text in texts if text)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.run_view import step_in_words
+from holmes_cli.screen.terminal import out, print_err
 from holmes_core.records.plan import IslandsPlan
-from holmes_core.units import format_bytes, format_loss, format_seconds
+from holmes_core.units import format_bytes, format_seconds
 from holmes_runtime.config.rank_metrics import AppliedOuterSync
 from launcher.journal.run_events import LogLine, NodeState, Notice, RunEvent, to_line
 from launcher.journal.step_metrics import StepMetrics
@@ -24,7 +25,7 @@ class LinesOfIslands:
         if not self._as_json:
             hosts = sum(len(plan.nodes) for plan in self._plan.islands)
             ranks = sum(plan.world_size for plan in self._plan.islands)
-            self._print(f"run {run_id}: {len(self._plan.islands)} islands, {ranks} ranks on {hosts} hosts")
+            print_err(f"run {run_id}: {len(self._plan.islands)} islands, {ranks} ranks on {hosts} hosts")
 
     def show(self, island: int, event: RunEvent) -> None:
         """Show an event of an island."""
@@ -34,32 +35,20 @@ class LinesOfIslands:
         elif isinstance(event, NodeState):
             self._show_state(island, event)
         elif isinstance(event, StepMetrics):
-            self._print(f"island {island}: {self._step_text(island, event)}")
+            print_err(f"island {island}: {step_in_words(self._plan.islands[island], event)}")
         elif isinstance(event, AppliedOuterSync):
-            self._print(f"island {island}: {exchange_in_words(event)}")
+            print_err(f"island {island}: {exchange_in_words(event)}")
         elif isinstance(event, LogLine):
-            self._print(f"island {island}: {event.host} rank {event.rank} | {event.line}")
+            print_err(f"island {island}: {event.host} rank {event.rank} | {event.line}")
         elif isinstance(event, Notice):
-            self._print(f"island {island}: {event.text}")
+            print_err(f"island {island}: {event.text}")
 
     def _show_state(self, island: int, event: NodeState) -> None:
         """Print a state once the island's last node has reached it."""
         states, count = self._states.setdefault(island, {}), len(self._plan.islands[island].nodes)
         states[event.host] = event.state
         if sum(state == event.state for state in states.values()) == count:
-            self._print(f"island {island}: {count} of {count} nodes: {event.state}")
-
-    def _step_text(self, island: int, step: StepMetrics) -> str:
-        plan = self._plan.islands[island]
-        evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
-        predicted = format_seconds(plan.prediction.step_s)
-        return (
-            f"step {step.step + 1}/{plan.job.steps}  loss {format_loss(step.loss)}{evaluated}  "
-            f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {predicted})"
-        )
-
-    def _print(self, text: str) -> None:
-        err.print(text, markup=False, soft_wrap=True)
+            print_err(f"island {island}: {count} of {count} nodes: {event.state}")
 
 
 def exchange_in_words(exchange: AppliedOuterSync) -> str:
@@ -68,7 +57,7 @@ def exchange_in_words(exchange: AppliedOuterSync) -> str:
     took = f"{format_seconds(exchange.duration_s)}, waited for {format_seconds(exchange.waited_s)}"
     if exchange.has_joined:
         return (
-            f"exchange {exchange.exchange + 1}: came late or anew, took the state of islands {names} and "
-            f"dropped what it had not told them; {took}"
+            f"outer sync {exchange.exchange + 1}: joined late, received the state of islands {names} and dropped its "
+            f"own progress since the last one; {took}"
         )
-    return f"exchange {exchange.exchange + 1} of islands {names}: {format_bytes(exchange.sent_bytes)} sent in {took}"
+    return f"outer sync {exchange.exchange + 1} of islands {names}: {format_bytes(exchange.sent_bytes)} sent in {took}"

@@ -10,7 +10,6 @@ from holmes_cli.api import launch_islands
 from holmes_cli.islands.islands_view import LinesOfIslands
 from holmes_cli.islands.show_islands import end_as_json, show_islands
 from holmes_cli.screen.show_bundles import bundles_as_json, show_bundles, show_tunnel
-from holmes_cli.screen.show_preflight import show_preflight
 from holmes_cli.screen.terminal import out
 from holmes_core.errors import HolmesError
 from holmes_core.hosts.transport_option import reached_by
@@ -19,10 +18,9 @@ from holmes_core.records.islands import island_name
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.run import Run, Settings
 from launcher.islands.going_back import step_of_island, steps_back
-from launcher.islands.outer_sync import outer_sync_of
+from launcher.islands.island_part import outer_sync_of
 from launcher.islands.run_tunnel import tunnel_bundles
 from launcher.nodes.interrupts import ctrl_c_ignored
-from launcher.nodes.preflight import PreflightFailed
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import read_user_variables
 
@@ -34,7 +32,7 @@ def refuse_settings(plan: IslandsPlan, settings: Settings) -> None:
     if settings.on_loss != "stop" or settings.replan_when_slow:
         raise HolmesError(
             "--on-loss, --replan-when-slow: an island keeps its plan, as the others count on its shape",
-            "leave them out: an island that is lost starts again by itself when its hosts answer",
+            "leave them out: a lost island restarts by itself when its hosts answer",
         )
 
 
@@ -71,22 +69,18 @@ def run_islands(
 ) -> Run:
     """Launch the run and show its end, or its id if it is detached.
 
-    `started` calls its argument, perhaps once the GPUs are free.
+    `started` returns the result of its argument, which it may call again while others use the GPUs.
     """
     reached = reached_by(plan, via)
 
     def start() -> Run:
-        try:
-            return launch_islands(reached, inventory, runs, job_folder, settings, forced, LinesOfIslands(plan, as_json))
-        except PreflightFailed as failed:
-            show_preflight(failed.preflight)
-            raise
+        return launch_islands(reached, inventory, runs, job_folder, settings, forced, LinesOfIslands(plan, as_json))
 
     run = started(start)
     if settings.detached:
         out.print(run.run_id, markup=False)
         return run
     folder = runs / run.run_id
-    with ctrl_c_ignored():  # the run has ended: all that is left is to say so
+    with ctrl_c_ignored():  # the run has ended: only the result is left to show
         (end_as_json if as_json else show_islands)(run, folder)
     return run

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.show_run import islands_in_words, state_in_words
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import out, print_err, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.islands import ISLAND
 from holmes_core.records.run import Run
@@ -27,17 +27,17 @@ LAST_STEPS = 50
 def show_islands(run: Run, folder: Path) -> None:
     """Print the run and each of its islands, notices with their time, and processes that could not be ended."""
     for what in run.not_ended:
-        err.print(f"not ended: {what}", markup=False, soft_wrap=True)
-    out.print(f"run {run.run_id}: {state_in_words(StoredRun(folder, run))}", markup=False, soft_wrap=True)
+        print_err(f"not ended: {what}")
+    print_out(f"run {run.run_id}: {state_in_words(StoredRun(folder, run))}")
     folders = island_folders(folder)
     rows = [island_row(each, run) for each in folders]
     out.print(fitted_table(HEADINGS, rows, out.width))
     for time_s, text in past_notices(folder):
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
-        out.print(f"  {when}  {text}", markup=False, soft_wrap=True)
+        print_out(f"  {when}  {text}")
     for sentence in islands_sentences(run, folder):
-        out.print(sentence, markup=False, soft_wrap=True)
-    out.print(f"run: {folder}", markup=False, soft_wrap=True)
+        print_out(sentence)
+    print_out(f"run: {folder}")
 
 
 def islands_sentences(run: Run, folder: Path) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 SIDE = 1000.0  # of the drawing, whatever room the page gives it
 MAX_TICKS = 5
-LARGEST, SMALLEST = 1e300, 1e-290  # of a value: with those beyond, sums and quotients of an axis are no numbers
+LARGEST, SMALLEST = 1e300, 1e-290  # of a value: beyond these, sums and quotients of an axis overflow
 COLOURS = 8  # classes c0 to c7 of the style sheet
 
 

@@ -73,7 +73,6 @@ class Load:
 
     @property
     def width_px(self) -> int:
-        """The thickness of a wire."""
         return MIN_WIRE_PX + round((MAX_WIRE_PX - MIN_WIRE_PX) * (self.percent or 0.0) / 100)
 
 

@@ -1,6 +1,6 @@
 """Predicted and measured times of profiled steps in one trace of Chrome's JSON format, which Perfetto opens.
 
-A process a rank; its first track is what the plan predicts, those below are what torch's profiler recorded there.
+There is one process per rank. Its first track is the plan's prediction, the others are from torch's profiler there.
 Clocks of hosts differ: each host is shifted so that its ranks begin steps when the first rank does, on the median. A
 step ends when all ranks know the gradients' norm, so they begin the next one within a message's way of each other.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median_low
 
-from holmes_cli.screen.terminal import err
+from holmes_cli.screen.terminal import print_err
 from holmes_core.errors import HolmesError
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.plan import Plan, PlanRank
@@ -37,7 +37,7 @@ def keep_profile(run_folder: Path) -> None:
     try:
         write_profile(run_folder)
     except HolmesError as error:
-        err.print(f"no profile: {error.what}; {error.hint}", markup=False, soft_wrap=True)
+        print_err(f"no profile: {error.what}; {error.hint}")
 
 
 def write_profile(run_folder: Path) -> Path | None:

@@ -12,7 +12,8 @@ import templates
 
 def render(template: str, **values: object) -> str:
     """Render the file `template` of templates/ with `values`, which are escaped."""
-    pages = Environment(autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(_source), trim_blocks=True)
+    loader = FunctionLoader(lambda name: files(templates).joinpath(name).read_text(encoding="utf-8"))
+    pages = Environment(autoescape=True, undefined=StrictUndefined, loader=loader, trim_blocks=True)
     pages.filters["split_blocks"] = split_blocks
     return pages.get_template(template).render(values)
 
@@ -20,7 +21,3 @@ def render(template: str, **values: object) -> str:
 def split_blocks(cell: str) -> list[str]:
     """Return the parts of a table's cell: text and, at odd places, the bars that the screen draws as blocks."""
     return re.split("([\u2588-\u258f]+)", cell)
-
-
-def _source(template: str) -> str:
-    return files(templates).joinpath(template).read_text(encoding="utf-8")

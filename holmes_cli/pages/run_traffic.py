@@ -11,7 +11,7 @@ from launcher.journal.step_metrics import StepMetrics, rdma_interfaces
 from launcher.prepare.prepare import planned_rdma_ports
 
 BY_RDMA = "RDMA"
-LAST_STEPS = 50  # whose mean is what a host sends now
+LAST_STEPS = 50  # their mean is the current traffic of a host
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class GroupTraffic:
 
     @property
     def label(self) -> str:
-        """The display label."""
         return f"{self.cluster} over {self.network}"
 
 

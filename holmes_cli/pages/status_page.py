@@ -144,9 +144,8 @@ def _charts(plan: Plan, steps: Sequence[StepMetrics], groups: Sequence[GroupTraf
 def _stacks(plan: Plan, steps: Sequence[StepMetrics]) -> list[Stack]:
     """Return the planned step and the mean of the last ones in parts; none before a step has been measured."""
     recent = steps[-LAST_STEPS:]
-    means = [
-        mean([part for part in parts if part is not None]) for parts in zip(*map(_measured_s, recent), strict=True)
-    ]
+    measured = zip(*((step.compute_s, step.exposed_s, step.step_s) for step in recent), strict=True)
+    means = [mean([part for part in parts if part is not None]) for parts in measured]
     if not means or None in means:
         return []
     guess = plan.prediction
@@ -154,10 +153,6 @@ def _stacks(plan: Plan, steps: Sequence[StepMetrics]) -> list[Stack]:
     measured_s = [seconds or 0.0 for seconds in means]
     label = f"measured, mean of the last {count(len(recent), 'step')}"
     return stacks([("planned", _parts(*planned_s)), (label, _parts(*measured_s))])
-
-
-def _measured_s(step: StepMetrics) -> tuple[float | None, float | None, float]:
-    return step.compute_s, step.exposed_s, step.step_s
 
 
 def _parts(compute_s: float, waited_s: float, step_s: float) -> list[tuple[str, float]]:

@@ -17,7 +17,7 @@ from planner.advice.plan_with_advice import PlanAndAdvice
 
 
 def plan_advice(answer: PlanAndAdvice, inventory: Inventory) -> PlanAdvice:
-    """Return the sentences, the changes that help, and what was asked."""
+    """Return the sentences, the changes that help, and the answers to the user's questions."""
     plan = answer.plan
     return PlanAdvice(
         answer=headline(plan, inventory),

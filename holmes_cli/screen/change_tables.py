@@ -10,7 +10,6 @@ from holmes_core.records.advice import Ablation, Help, PlanAnswer
 from holmes_core.records.islands import BestMode, LossPenalty, Mode, ModePrice, Modes, SettingPrice
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_rate, format_seconds
-from holmes_runtime.config.codec import Codec
 from planner.advice.advise import Advised
 from planner.cost.codec_loss import loss_words
 
@@ -29,7 +28,8 @@ def helps(plan: Plan, advised: Advised) -> tuple[Help, ...]:
     """Return the helpful changes: of the inventory, best first, then of job.yaml."""
     found = [_help(item.words, item.step_s, plan, what_if=str(item.change)) for item in advised.found]
     for codec, step_s in advised.codecs:
-        found.append(_help(_codec_words(codec), step_s, plan, job=f"wire: {{edges: {codec}}}"))
+        words = f"what crosses between stages packed as {codec}, which changes training: {loss_words(codec)}"
+        found.append(_help(words, step_s, plan, job=f"wire: {{edges: {codec}}}"))
     if advised.batch is not None:
         found.append(_batch_help(plan, *advised.batch))
     return tuple(found)
@@ -39,10 +39,6 @@ def _help(words: str, step_s: float, plan: Plan, what_if: str | None = None, job
     ratio = plan.prediction.step_s / step_s if step_s else 1.0
     speed = ratio * plan.prediction.tokens_per_s
     return Help(words=words, what_if=what_if, job=job, step_s=step_s, tokens_per_s=speed, ratio=ratio)
-
-
-def _codec_words(codec: Codec) -> str:
-    return f"what crosses between stages packed as {codec}, which changes training: {loss_words(codec)}"
 
 
 def _batch_help(plan: Plan, batch: int, step_s: float) -> Help:
@@ -61,7 +57,7 @@ def _batch_help(plan: Plan, batch: int, step_s: float) -> Help:
 
 
 def advice_sheet(plan: Plan, advised: Advised) -> Sheet:
-    """Return the helpful changes, as `--what-if` or job.yaml takes them, or a row that says that none helps."""
+    """Return the helpful changes in the form of `--what-if` or job.yaml, or a row that none of them helps."""
     rows = [
         (
             each.words,

@@ -18,18 +18,21 @@ MAX_MOVED = 12  # hosts named one by one
 def comparison_sheets(plan: AnyPlan, other: AnyPlan, name: str) -> tuple[Sheet, ...]:
     """Return the figures side by side, then the hosts that hold other tasklets; `name` is the other plan's file.
 
-    Of islands, on either side, only what they have in common with hosts that train as one.
+    If either plan has islands, only the figures that all modes have are compared.
     """
     title, headings = f"This plan and {name}", ("", "this plan", name, "ratio")
     if isinstance(plan, Plan) and isinstance(other, Plan):
-        rows = (*_shape(plan, other), *_speed(plan, other), *_sizes(plan, other), *_networks(plan, other))
+        shape = (("degrees", describe(plan), describe(other), ""), ("stages", _stages(plan), _stages(other), ""))
+        figures = (*_speed(plan, other), *_sizes(plan, other), *_networks(plan, other))
+        rows = (*_inputs(plan, other), *shape, *figures)
         return Sheet(title, headings, rows), _moved(plan, other, name)
     return (Sheet(title, headings, (*_inputs(plan, other), *_whole_run(plan, other))),)
 
 
 def _whole_run(plan: AnyPlan, other: AnyPlan) -> tuple[tuple[str, ...], ...]:
     sides = (plan, other)
-    speeds, runs = [each.prediction.tokens_per_s for each in sides], [_run_s(each) for each in sides]
+    speeds = [each.prediction.tokens_per_s for each in sides]
+    runs = [each.job.steps * each.prediction.step_s if isinstance(each, Plan) else each.run_s for each in sides]
     fullest = [max(max(part.prediction.memory_bytes) for part in _parts(each)) for each in sides]
     return (
         ("mode", *map(_mode, sides), ""),
@@ -59,13 +62,6 @@ def _parts(plan: AnyPlan) -> tuple[Plan, ...]:
     return (plan,) if isinstance(plan, Plan) else plan.islands
 
 
-def _run_s(plan: AnyPlan) -> float:
-    """Return the predicted seconds of all steps."""
-    if isinstance(plan, Plan):
-        return plan.job.steps * plan.prediction.step_s
-    return plan.run_s
-
-
 def _inputs(plan: AnyPlan, other: AnyPlan) -> list[tuple[str, ...]]:
     return [
         (what, "", "another one", "")
@@ -75,11 +71,6 @@ def _inputs(plan: AnyPlan, other: AnyPlan) -> list[tuple[str, ...]]:
         )
         if ours.digest != theirs.digest
     ]
-
-
-def _shape(plan: Plan, other: Plan) -> tuple[tuple[str, ...], ...]:
-    degrees = ("degrees", describe(plan), describe(other), "")
-    return (*_inputs(plan, other), degrees, ("stages", _stages(plan), _stages(other), ""))
 
 
 def _stages(plan: Plan) -> str:

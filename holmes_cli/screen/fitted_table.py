@@ -21,7 +21,7 @@ def fitted_table(
 ) -> Table:
     """Return the table of `rows`, at most `width` characters wide; cells are plain text.
 
-    Columns under headings in `unwrapped` shrink last, as a word does.
+    Columns under headings in `unwrapped` shrink last.
     """
     cells = [tuple(row) for row in rows]
     room = width - BORDER - (PADDING + BORDER) * len(headings)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err
 from holmes_core.records.plan import Plan
 from holmes_core.units import format_bytes, format_duration, format_loss, format_memory, format_seconds
 from holmes_runtime.config.rank_metrics import NoticeTopic, RankNotice
@@ -24,17 +24,27 @@ from launcher.journal.step_metrics import StepMetrics
 MAX_NODES = 16
 LAST_LINES = 8
 MAX_HELD = 1000  # lines of a rank
-HELD_S = 30.0  # steps taken before it died may come in later than its traceback; a run that failed ends sooner
-PACE_STEPS = 50  # their median predicts the time of the rest
+HELD_S = 30.0  # steps taken before a rank died may arrive after its traceback; a failed run ends sooner
+PACE_STEPS = 50  # their median predicts the time of the remaining steps
 BAR_WIDTH = 40
 _TRACEBACK = "Traceback (most recent call last):"
+
+
+def step_in_words(plan: Plan, step: StepMetrics) -> str:
+    """Return a line on a step: its losses and its speed against the plan."""
+    evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
+    return (
+        f"step {step.step + 1}/{plan.job.steps}  loss {format_loss(step.loss)}{evaluated}  "
+        f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} "
+        f"(predicted {format_seconds(plan.prediction.step_s)})"
+    )
 
 
 class RunView:
     """A context that draws the screen while it is open. `now_s` gives Unix time.
 
-    When a rank dies its peers die with it, each with a page of traceback. From a rank's traceback on its lines are held
-    back, until later steps show that it lives: the verdict explains a failure, and the logs have every line.
+    When a rank dies, its peers die with it, each with a page of traceback. From a rank's traceback on, its lines are
+    held back until later steps show that it lives. The verdict explains a failure, and the logs have every line.
     """
 
     def __init__(
@@ -52,7 +62,7 @@ class RunView:
         self._held: dict[int, deque[LogLine]] = {}
         self._held_since_s = 0.0
         self._notices: deque[str] = deque(maxlen=LAST_LINES)
-        self._of_rank_0: dict[NoticeTopic, str] = {}  # on its data and its weights
+        self._of_rank_0: dict[NoticeTopic, str] = {}  # sentences on its data and weights
         drawn = err.is_terminal and not as_json
         self._live = Live(console=err, get_renderable=self.screen, refresh_per_second=4) if drawn else None
 
@@ -97,7 +107,7 @@ class RunView:
 
     def _print(self, text: str) -> None:
         if self._live is None:
-            err.print(text, markup=False, soft_wrap=True)
+            print_err(text)
 
     def _show_state(self, event: NodeState) -> None:
         """Record a node's state; print a line once the last node has reached it."""
@@ -134,16 +144,10 @@ class RunView:
         self._print(text)
 
     def _step_text(self, step: StepMetrics) -> str:
-        predicted = self._plan.prediction.step_s
-        evaluated = f"  validation {step.eval_loss:.4f}" if step.eval_loss is not None else ""
         used = f"  MFU {step.mfu:.1%}" if step.mfu else ""
         held = f"  {format_memory(step.memory_bytes)}" if step.memory_bytes is not None else ""
         waited = f"  waiting for the network {format_seconds(step.exposed_s)}" if step.exposed_s is not None else ""
-        return (
-            f"step {step.step + 1}/{self._plan.job.steps}  loss {format_loss(step.loss)}{evaluated}  "
-            f"{step.tokens_per_s:.0f} tokens/s  {format_seconds(step.step_s)} (predicted {format_seconds(predicted)})"
-            f"{used}{held}{waited}"
-        )
+        return f"{step_in_words(self._plan, step)}{used}{held}{waited}"
 
     def _to_go(self) -> str:
         """Return the time of the remaining steps, at the pace of the last ones."""
@@ -153,7 +157,7 @@ class RunView:
         return f"{format_duration(left * statistics.median(self._pace_s))} to go" if left else "the last step"
 
     def screen(self) -> Group:
-        """Return the present screen."""
+        """Return the current screen."""
         elapsed = format_duration(max(0.0, self._now_s() - self._started_at_s))
         done = self._step.step + 1 if self._step else 0
         filled = BAR_WIDTH * done // self._plan.job.steps
@@ -169,7 +173,7 @@ class RunView:
         return Group(*parts, *self._lines)
 
     def _nodes_table(self) -> Table:
-        """Return a row per node; of many, the ones that are least far."""
+        """Return a row per node; if there are too many, only the nodes furthest behind."""
         nodes = sorted(self._plan.nodes, key=lambda node: self._states.get(node.host) is not None)
         rows = []
         for node in sorted(nodes[:MAX_NODES], key=lambda node: node.node_rank):

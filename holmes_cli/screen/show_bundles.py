@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from holmes_cli.screen.plan_tables import count
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import out, print_out
 from holmes_core.records.plan import TUNNEL_NETDEV, EnvironmentVariable, Plan
 from holmes_core.units import format_bytes, format_names
 from launcher.prepare.bundle import NodeBundle, Parcel, as_bytes
@@ -30,34 +30,38 @@ def show_bundles(bundles: Sequence[NodeBundle], plan: Plan) -> None:
     Secrets, and values from job.yaml, are not shown.
     """
     first, port = plan.nodes[0], plan.job.master_port
-    _line(f"{count(plan.world_size, 'rank')} on {count(len(plan.nodes), 'host')}; nothing was touched")
-    _line(f"rendezvous: {first.host} {first.shared_address}, the first free port from {port} on")
+    print_out(f"{count(plan.world_size, 'rank')} on {count(len(plan.nodes), 'host')}; nothing was touched")
+    print_out(f"rendezvous: {first.host} {first.shared_address}, the first free port from {port} on")
     runtime, of_plan, *own = bundles[0].parcels
-    _line(f"sent to every host that does not have it yet: the runtime, {_size(runtime)}; the plan, {_size(of_plan)}:")
-    _line(f"  {', '.join(of_plan.files)}")
+    print_out(
+        f"sent to every host that does not have it yet: the runtime, {_size(runtime)}; the plan, {_size(of_plan)}:"
+    )
+    print_out(f"  {', '.join(of_plan.files)}")
     for code in own:
-        _line(f"  and the code of {plan.job.launch.code}: {_size(code)}")
+        print_out(f"  and the code of {plan.job.launch.code}: {_size(code)}")
     most = max(_bytes(bundle.files) for bundle in bundles)
-    _line(f"sent to each host its own, as to {first.host}: {', '.join(bundles[0].files)}; at most {format_bytes(most)}")
+    print_out(
+        f"sent to each host its own, as to {first.host}: {', '.join(bundles[0].files)}; at most {format_bytes(most)}"
+    )
     for owners, variables in _variables(bundles, plan).items():
-        _line(f"environment of {'all hosts' if len(owners) == len(bundles) else _hosts(owners)}:")
+        print_out(f"environment of {'all hosts' if len(owners) == len(bundles) else _hosts(owners)}:")
         for name, value, reason in variables:
-            _line(fill(f"{name}={value}  # {reason}", min(WIDTH, out.width), **_INDENTED))
+            print_out(fill(f"{name}={value}  # {reason}", min(WIDTH, out.width), **_INDENTED))
     for hosts, bundle in _ways(bundles):
-        _line(f"started on {_hosts(hosts)} by\n$ {bundle.start_command}")
-    _line("`--dry-run --json` prints every file and command of every host")
-    _line("as plain files, for other launchers too: holmes emit plan.json --to files -o DIR")
+        print_out(f"started on {_hosts(hosts)} by\n$ {bundle.start_command}")
+    print_out("`--dry-run --json` prints every file and command of every host")
+    print_out("as plain files, for other launchers too: holmes emit plan.json --to files -o DIR")
 
 
 def show_tunnel(bundles: Sequence[NodeBundle], hub: str | None) -> None:
     """Print the commands of the agents that hold a tunnel of islands, and the needs of their hosts and its hub."""
-    _line(
+    print_out(
         f"tunnel: {TUNNEL_NETDEV} on {count(len(bundles), 'host')}, for the whole run, held by an agent without ranks"
     )
     port = f"UDP port 51820 open on its hub, {hub}" if hub else "UDP from 51820 open"
-    _line(f"each needs wg and ip, WireGuard in its kernel or wireguard-go, root or `sudo -n`, and {port}")
+    print_out(f"each needs wg and ip, WireGuard in its kernel or wireguard-go, root or `sudo -n`, and {port}")
     for hosts, bundle in _ways(bundles):
-        _line(f"started on {_hosts(hosts)} by\n$ {bundle.start_command}")
+        print_out(f"started on {_hosts(hosts)} by\n$ {bundle.start_command}")
 
 
 def bundles_as_json(bundles: Sequence[NodeBundle], plan: Plan) -> None:
@@ -116,7 +120,3 @@ def _bytes(files: Mapping[str, str]) -> int:
 
 def _json(what: dict[str, object]) -> None:
     out.file.write(json.dumps(what) + "\n")
-
-
-def _line(text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import out, print_out
 from prober.nccl_logs.diagnose import SOUND, Diagnosis
 from prober.nccl_logs.log_facts import LogFacts
 from prober.nccl_logs.run_table import LoggedCommunicator, LoggedHost, communicator_rows, host_rows
@@ -17,40 +17,35 @@ _OF_COMMUNICATORS = ("communicator", "hosts", "ranks in the logs", "channels", "
 
 
 def show_diagnosis(diagnosis: Diagnosis, facts: LogFacts) -> None:
-    """Print the verdict first, then what else is true, then hosts and communicators."""
+    """Print the verdict first, then further findings, then hosts and communicators."""
     lines = (f"{file}:{number}: {text}" for file, number, text in diagnosis.evidence)
     print_verdict(diagnosis.cause, diagnosis.says, lines, diagnosis.remedy, diagnosis.needed)
     for finding in diagnosis.also:
         shown = (f"{file}:{number}: {text}" for file, number, text in finding.evidence)
         print_finding(finding.says, finding.cause, shown, finding.remedy)
-    print_sentence("")
+    print_out("")
     _show_tables(diagnosis, facts)
     for note in _notes(facts):
-        print_sentence(f"note: {note}")
-
-
-def print_sentence(sentence: str) -> None:
-    """Print a line of any length as it is."""
-    out.print(sentence, markup=False, soft_wrap=True)
+        print_out(f"note: {note}")
 
 
 def print_verdict(cause: str | None, says: str, lines: Iterable[str], remedy: str, needed: str) -> None:
     """Print the verdict, or that there is none, with its lines and what helps."""
-    print_sentence(f"no verdict: {says}" if cause is None else f"verdict: {says}" + f" [{cause}]" * (cause != SOUND))
+    print_out(f"no verdict: {says}" if cause is None else f"verdict: {says}" + f" [{cause}]" * (cause != SOUND))
     for line in lines:
-        print_sentence(f"  {line}")
+        print_out(f"  {line}")
     if remedy:
-        print_sentence(f"do: {remedy}")
+        print_out(f"do: {remedy}")
     if needed:
-        print_sentence(f"needed: {needed}")
+        print_out(f"needed: {needed}")
 
 
 def print_finding(says: str, cause: str, lines: Iterable[str], remedy: str) -> None:
-    """Print what else is true."""
-    print_sentence(f"\nalso: {says} [{cause}]")
+    """Print a further finding."""
+    print_out(f"\nalso: {says} [{cause}]")
     for line in lines:
-        print_sentence(f"  {line}")
-    print_sentence(f"do: {remedy}")
+        print_out(f"  {line}")
+    print_out(f"do: {remedy}")
 
 
 def _show_tables(diagnosis: Diagnosis, facts: LogFacts) -> None:
@@ -64,7 +59,7 @@ def _show_tables(diagnosis: Diagnosis, facts: LogFacts) -> None:
         out.print(fitted_table(_OF_COMMUNICATORS, rows, out.width))
     for name, count in (("hosts", len(hosts)), ("communicators", len(communicators))):
         if count > MAX_ROWS:
-            print_sentence(f"{count - MAX_ROWS} more {name} are in the record of `--json`")
+            print_out(f"{count - MAX_ROWS} more {name} are in the record of `--json`")
 
 
 def _yes(value: bool | None) -> str:
@@ -87,7 +82,7 @@ def _communicator_cells(row: LoggedCommunicator) -> tuple[str, ...]:
 
 
 def _notes(facts: LogFacts) -> Iterator[str]:
-    """Yield in which respects the answer is a partial one."""
+    """Yield the limits of the answer."""
     for name, size in facts.files.items():
         if size.messages == 0:
             yield f"{name}: no line of NCCL in its {size.lines} lines"

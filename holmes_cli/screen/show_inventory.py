@@ -10,14 +10,16 @@ from rich.text import Text
 
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.rail_table import HEADINGS, Row, rail_rows
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import out, print_out
 from holmes_core.records.devices import Nic
 from holmes_core.records.inventory import Cluster, Finding, Host, Inventory
 from holmes_core.records.link import Link, Trunk
 from holmes_core.units import format_memory, format_names, format_rate, format_seconds, measured_ago
 from prober.differences import Difference, peer_differences
+from prober.findings.catalogue import SEVERITIES, when_found
+from prober.rule_text import RuleText
 
-_SEVERITIES = {"F": ("refuses launch", "bold red"), "W": ("warning", "yellow"), "I": ("note", "dim")}
+_STYLES = {"F": ("refuses launch", "bold red"), "W": ("warning", "yellow"), "I": ("note", "dim")}
 _MAX_HOSTS_IN_A_LINE = 6
 TABLE_WIDTH = 100
 
@@ -50,7 +52,7 @@ def show_changes(older: str, differences: Sequence[Difference]) -> None:
     if differences:
         _show_differences(f"Changed since {older}", differences)
     else:
-        out.print(f"nothing has changed since {older}", markup=False, soft_wrap=True)
+        print_out(f"nothing has changed since {older}")
 
 
 def _show_differences(title: str, differences: Iterable[Difference]) -> None:
@@ -70,7 +72,7 @@ def _show_shared(inventory: Inventory) -> None:
     slowest = None if None in rates else min(rate for rate in rates if rate is not None)
     subnet = inventory.shared.subnet or "routed"
     how = ", through WireGuard" if inventory.encrypts else ""
-    out.print(f"shared by all: {subnet} over {netdevs}, {format_rate(slowest)}{how}", markup=False, soft_wrap=True)
+    print_out(f"shared by all: {subnet} over {netdevs}, {format_rate(slowest)}{how}")
 
 
 def _cluster_table(inventory: Inventory, cluster: Cluster) -> Table:
@@ -160,14 +162,24 @@ def trunk_cells(trunk: Trunk) -> tuple[str, str, str]:
 
 
 def _show_finding(finding: Finding) -> None:
-    word, style = _SEVERITIES[finding.severity]
+    word, style = _STYLES[finding.severity]
     out.print(
         Text(f"{word}: {finding.rule} on {_named(finding.hosts)}: ", style=style),
         end="",
         soft_wrap=True,
     )
-    out.print(f"{finding.evidence}\n  effect: {finding.effect}\n  do: {finding.remedy}", markup=False, soft_wrap=True)
+    print_out(f"{finding.evidence}\n  effect: {finding.effect}\n  do: {finding.remedy}")
 
 
 def _named(hosts: Sequence[str]) -> str:
     return format_names(hosts, _MAX_HOSTS_IN_A_LINE)
+
+
+def show_rule(entries: Iterable[RuleText]) -> None:
+    """Print every entry of one id."""
+    for number, about in enumerate(entries):
+        gap = "\n" if number else ""
+        print_out(f"{gap}{about.id} ({about.severity}, {SEVERITIES[about.severity]})")
+        lines = {"found when": when_found(about), "effect": about.effect, "do": about.remedy, "source": about.source}
+        for label, text in lines.items():
+            print_out(f"  {label}: {text}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import err, neutral
+from holmes_cli.screen.terminal import err, neutral, print_err
 from holmes_core.errors import HolmesError
 from launcher.prepare.trusted_parts import TrustedPart
 
@@ -55,7 +55,7 @@ def _refuse_unused(files: Sequence[ForeignFile], trusted: Collection[str]) -> No
 
 def _show(file: ForeignFile) -> None:
     rows = [(each.what, _one_line(each.value), _one_line(", ".join(each.where))) for each in file.brings]
-    err.print(f"{file.path} was not made here by you. It would run, read and set:", markup=False, soft_wrap=True)
+    print_err(f"{file.path} was not made here by you. It would run, read and set:")
     err.print(fitted_table(("what", "value", "where"), rows, err.width, unwrapped=("what",)))
 
 

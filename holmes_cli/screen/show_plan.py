@@ -18,10 +18,10 @@ from holmes_cli.job_overrides import as_options
 from holmes_cli.screen.change_tables import loss_in_words
 from holmes_cli.screen.fitted_table import fitted_table
 from holmes_cli.screen.plan_tables import Sheet, count, describe_degrees, plan_sheets
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import out, print_out
 from holmes_core.records.inventory import Inventory
 from holmes_core.records.islands import Modes
-from holmes_core.records.plan import IslandsPlan, Plan, PlanRank, SolveReport, SourceFile, TunnelHub
+from holmes_core.records.plan import IslandsPlan, Plan, SolveReport, SourceFile, TunnelHub
 from holmes_core.units import format_bytes, format_duration, format_memory, format_seconds
 from holmes_runtime.config.codec import Codec
 from planner.advice.across_rails import rails_sentence
@@ -251,7 +251,7 @@ def _engine_sentence(plan: Plan) -> tuple[str, ...]:
 
 
 def untold_batches(plan: Plan) -> tuple[str, ...]:
-    """Return a sentence where a script that has no common options for its batches is not told the plan's."""
+    """Return a sentence if a script without common options for its batches does not receive the plan's."""
     trainer = plan.job.trainer
     if trainer is None or trainer.engine not in ("torch", "deepspeed", "accelerate"):
         return ()
@@ -286,7 +286,7 @@ def show_sheet(sheet: Sheet, console: Console) -> None:
 def _show_sentences(sentences: Iterable[str]) -> None:
     for sentence in sentences:
         lines = fill(sentence, min(WIDTH, out.width), break_on_hyphens=False)
-        out.print(lines, markup=False, soft_wrap=True)
+        print_out(lines)
 
 
 def _speed_sentence(plan: Plan, inventory: Inventory) -> str:
@@ -357,12 +357,9 @@ def _placement_tree(plan: Plan, title: str = "Placement") -> Tree:
         left = blocks[MAX_BRANCHES:]
         if left:
             hosts = sum(len(block.hosts) for block in left)
-            branch.add(f"... {count(hosts, 'more host')}: {tasklets(plan, _ranks(left))}")
+            held = [rank for block in left for rank in block.ranks]
+            branch.add(f"... {count(hosts, 'more host')}: {tasklets(plan, held)}")
     return tree
-
-
-def _ranks(blocks: Iterable[HostBlock]) -> list[PlanRank]:
-    return [rank for block in blocks for rank in block.ranks]
 
 
 def _block_line(plan: Plan, block: HostBlock) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err, print_out
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure, Run, SentCode
 from holmes_core.units import format_bytes, format_duration, format_loss, format_seconds
@@ -19,16 +19,16 @@ from launcher.supervise.failure import first_cause
 
 _STEPLESS = {
     True: "before the first step",
-    False: "and no line of theirs is known as a step's: `trainer: {step_pattern: ...}` in job.yaml tells how one looks",
+    False: "but printed no line recognized as a step: describe one with `trainer: {step_pattern: ...}` in job.yaml",
 }
-WORTH_A_WORD_S = 600.0  # without a word from a run whose controller is on another machine, and may be gone with it
+MAX_SILENT_S = 600.0  # of a run whose controller is on another machine, and may be gone with it
 SHOWN_COMMIT = 12  # characters that tell one from another
 
 
 def show_run(plan: Plan, run: Run, folder: Path) -> None:
     """Print how a run ended, and the processes that could not be ended."""
     for what in run.not_ended:
-        err.print(f"not ended: {what}", markup=False, soft_wrap=True)
+        print_err(f"not ended: {what}")
     if run.state == "failed":
         _show_failure(first_cause(run.failures), len(run.failures), folder)
         err.print(f"failed after {run.steps_done} of {plan.job.steps} steps")
@@ -39,30 +39,20 @@ def show_run(plan: Plan, run: Run, folder: Path) -> None:
     if run.state == "done":
         _show_result(plan, run)
     for sentence in sentences_of(plan, run):
-        out.print(sentence, markup=False, soft_wrap=True)
+        print_out(sentence)
     if (folder / PROFILE_FILE).exists():
-        out.print(
-            f"profile: {folder / PROFILE_FILE}, predicted above measured; open it in https://ui.perfetto.dev",
-            markup=False,
-            soft_wrap=True,
-        )
-    out.print(f"run: {folder}", markup=False, soft_wrap=True)
+        print_out(f"profile: {folder / PROFILE_FILE}, predicted above measured; open it in https://ui.perfetto.dev")
+    print_out(f"run: {folder}")
 
 
 def show_end(plan: Plan, run: Run, folder: Path, as_json: bool) -> None:
     """Print how a watched run ended: in words, or as the last line of its events."""
-    if as_json:
-        _end_as_json(run, folder)
-    else:
+    if not as_json:
         show_run(plan, run, folder)
-
-
-def _end_as_json(run: Run, folder: Path) -> None:
-    """Print the record, and the folder with everything else."""
+        return
     record = run.model_dump(mode="json")
     line = {"event": "end", "time_s": time.time(), "run": record, "folder": str(folder)}
-    line |= {"not_ended": record["not_ended"]}
-    out.file.write(json.dumps(line) + "\n")
+    out.file.write(json.dumps({**line, "not_ended": record["not_ended"]}) + "\n")
 
 
 def show_speed(plan: Plan, steps: Sequence[StepMetrics]) -> None:
@@ -88,16 +78,16 @@ def _show_failure(failure: Failure, count: int, folder: Path) -> None:
         err.print("[bold red]error:[/] the run was ended, and no rank is known to be at fault")
     else:
         err.print(f"[bold red]error:[/] host {failure.host} ({failure.cluster}): {who} failed first: {how}")
-    err.print(failure.message.strip().splitlines()[-1] if failure.message.strip() else "", markup=False, soft_wrap=True)
+    print_err(failure.message.strip().splitlines()[-1] if failure.message.strip() else "")
     for line in failure.last_lines:
-        err.print(f"  | {line}", markup=False, soft_wrap=True)
+        print_err(f"  | {line}")
     if failure.likely:
-        err.print(f"likely: {failure.likely}", markup=False, soft_wrap=True)
+        print_err(f"likely: {failure.likely}")
     err.print("[bold]hint:[/] ", end="")
     logs = folder / LOGS / (f"{failure.host}-rank{failure.rank}.log" if failure.rank is not None else "")
     more = "1 more rank or node" if count == 2 else f"{count - 1} more ranks or nodes"
     others = f"; {more} failed with it" if count > 1 else ""
-    err.print(f"all that was printed is in {logs}{others}", markup=False, soft_wrap=True)
+    print_err(f"the whole output is in {logs}{others}")
 
 
 def _show_result(plan: Plan, run: Run) -> None:
@@ -152,7 +142,7 @@ def safe_in_words(plan: Plan, run: Run) -> str:
     """Return the newest checkpoint, the way to resume from it, the best, and the step up to which hosts agree."""
     if run.compared_steps is None:
         return _saved_in_words(plan, run)
-    equal = f"digests of what travelled between hosts were equal at both ends up to step {run.compared_steps}"
+    equal = f"digests of the data between hosts were equal at both ends up to step {run.compared_steps}"
     return f"{_saved_in_words(plan, run)}; {equal}"
 
 
@@ -164,7 +154,7 @@ def _saved_in_words(plan: Plan, run: Run) -> str:
     path = plan.job.checkpoint.path
     if run.safe_steps is None:
         return f"checkpoint: none is whole yet in {path}"
-    onward = "" if run.state in ("done", "running") else "; `holmes launch --resume` goes on from it"
+    onward = "" if run.state in ("done", "running") else "; `holmes launch --resume` continues from it"
     # The reason of an early stop names it, too.
     best = f"; {run.best_checkpoint}" if run.best_checkpoint is not None and run.early_stop is None else ""
     return f"checkpoint: the one after step {run.safe_steps} is whole in {path}{onward}{best}"
@@ -183,7 +173,7 @@ def state_in_words(stored: StoredRun) -> str:
     """Return the state, and for a run under way if a controller watches it."""
     if stored.watched == "elsewhere" and stored.run.controller is not None:
         silent_s = stored.silent_s
-        silent = f"; nothing written for {format_duration(silent_s)}" if silent_s > WORTH_A_WORD_S else ""
+        silent = f"; nothing written for {format_duration(silent_s)}" if silent_s > MAX_SILENT_S else ""
         return f"running, watched on {stored.run.controller.host}{silent}"
     if stored.watched != "unwatched":
         without = f", without {islands_in_words(stored.run.missing_islands)}" if stored.run.missing_islands else ""

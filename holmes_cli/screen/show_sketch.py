@@ -1,11 +1,11 @@
-"""A sketch as tables: what a host of each cluster has, and the rates between clusters."""
+"""A sketch as tables: the equipment of a host of each cluster, and the rates between clusters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import out, print_out
 from holmes_core.records.inventory import Cluster, Inventory, NetworkPort
 from holmes_core.units import format_memory, format_rate, format_seconds
 from holmes_runtime.config.gpu_peaks import product_of
@@ -19,7 +19,7 @@ def show_sketch(inventory: Inventory) -> None:
     rows = (_row(inventory, cluster) for cluster in inventory.clusters)
     out.print(fitted_table(headings, rows, min(WIDTH, out.width), "Sketch: each host of a cluster has"))
     for sentence in (*_wires(inventory), *_unknown_speeds(inventory)):
-        out.print(sentence, markup=False, soft_wrap=True)
+        print_out(sentence)
 
 
 def _row(inventory: Inventory, cluster: Cluster) -> tuple[str, ...]:

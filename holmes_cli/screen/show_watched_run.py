@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.show_doctor import MAX_ROWS, print_finding, print_sentence, print_verdict
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.show_doctor import MAX_ROWS, print_finding, print_verdict
+from holmes_cli.screen.terminal import out, print_out
 from holmes_core.units import format_bytes, format_rate
 from prober.running.diagnose_run import RunDiagnosis
 from prober.running.processes import WatchedRank
@@ -19,11 +19,11 @@ _OF_PATHS = ("from", "to", "interface", "bytes", "rate", "link", "measured")
 
 
 def show_watched(diagnosis: RunDiagnosis, run: WatchedRun) -> None:
-    """Print the verdict first, then what else is true, then ranks, and bytes by host and interface."""
+    """Print the verdict first, then further findings, then ranks, and bytes by host and interface."""
     print_verdict(diagnosis.cause, diagnosis.says, diagnosis.evidence, diagnosis.remedy, diagnosis.needed)
     for finding in diagnosis.also:
         print_finding(finding.says, finding.cause, finding.evidence, finding.remedy)
-    print_sentence("")
+    print_out("")
     if run.ranks:
         seconds = max(host.seconds for host in run.answered)
         size = run.job.size if run.job and run.job.size is not None else "an unknown number of"
@@ -35,9 +35,9 @@ def show_watched(diagnosis: RunDiagnosis, run: WatchedRun) -> None:
         out.print(fitted_table(_OF_PATHS, rows[:MAX_ROWS], out.width))
     for name, count in (("ranks", len(run.ranks)), ("paths", len(rows))):
         if count > MAX_ROWS:
-            print_sentence(f"{count - MAX_ROWS} more {name} are in the record of `--json`")
+            print_out(f"{count - MAX_ROWS} more {name} are in the record of `--json`")
     for note in diagnosis.notes:
-        print_sentence(f"note: {note}")
+        print_out(f"note: {note}")
 
 
 def _rank_cells(run: WatchedRun, rank: WatchedRank) -> tuple[str, ...]:

@@ -61,9 +61,19 @@ out = _console(to_stderr=False)
 err = _console(to_stderr=True)
 
 
+def print_out(text: str) -> None:
+    """Print a line of any length to standard output as it is."""
+    out.print(text, markup=False, soft_wrap=True)
+
+
+def print_err(text: str) -> None:
+    """Print a line of any length to standard error as it is."""
+    err.print(text, markup=False, soft_wrap=True)
+
+
 def show_error(error: HolmesError) -> None:
     """Print the error, then the hint."""
     err.print("[bold red]error:[/] ", end="")
-    err.print(error.what, markup=False, soft_wrap=True)
+    print_err(error.what)
     err.print("[bold]hint:[/] ", end="")
-    err.print(error.hint, markup=False, soft_wrap=True)
+    print_err(error.hint)

@@ -1,4 +1,4 @@
-"""Limits on the memory and the processor time of work that text from outside directs."""
+"""Limits on the memory and processor time of work that untrusted text directs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from math import ceil
 from pathlib import Path
 from types import FrameType
 
-OWN_PAGES = Path("/proc/self/statm")  # Linux; elsewhere the system holds no process to a limit of addresses
+OWN_PAGES = Path("/proc/self/statm")  # Linux; other systems do not enforce RLIMIT_AS
 
-AGAIN_S = 0.1  # between two errors where the block has swallowed the first
+AGAIN_S = 0.1  # until the error is raised again, in case the block has swallowed it
 
 
 @contextmanager
 def bounded_work(memory_bytes: int, cpu_s: float) -> Iterator[None]:
-    """Let the block take `memory_bytes` more than the process has, and `cpu_s` of processor time. Main thread only.
+    """Limit the block to `memory_bytes` more than the process has, and to `cpu_s` of processor time. Main thread only.
 
-    The system ends the process at ten times `cpu_s`: a single operation of Python hears of no timer.
+    A single operation of Python cannot be interrupted, so the system ends the process at ten times `cpu_s`.
 
     Raises:
-        MemoryError: It asks for more memory.
-        TimeoutError: It takes longer.
+        MemoryError: The block needs more memory.
+        TimeoutError: The block needs more time.
     """
     limits, cpu_limits = resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_CPU)
     before = signal.signal(signal.SIGVTALRM, _end)

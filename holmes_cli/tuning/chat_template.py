@@ -1,8 +1,8 @@
-"""A model's chat template, which writes the messages of a conversation as the text that the model was trained on.
+"""A model's chat template, which renders the messages of a conversation as the text that the model was trained on.
 
-Templates are Jinja, of a model that anyone may have published: they run in Jinja's sandbox, and cannot reach Python.
-They find functions, `generation` blocks and the names of tokens as the transformers library gives them. Source: its
-page "Chat templates", huggingface.co/docs/transformers.
+Templates are Jinja and come from anyone who publishes a model, so they run in Jinja's sandbox, without access to
+Python. They can use the functions, `generation` blocks and token names of the transformers library. Source: its page
+"Chat templates", huggingface.co/docs/transformers.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ MAX_TEMPLATE_BYTES = 2**20  # the longest published ones have some tens of kB
 MAX_MEMORY_BYTES, MAX_CPU_S = 2**30, 2.0  # for one conversation, which usually takes milliseconds
 TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 Message = Mapping[str, object]
-"""`role`, `content`, and other keys that a template may know."""
+"""`role`, `content`, and other keys that a template may use."""
 
 
 class ChatTemplate:
-    """A template, compiled. `place` names its file in errors."""
+    """A compiled template. `place` names its file in errors."""
 
     def __init__(self, text: str, place: str, tokens: Mapping[str, str], with_tools: str | None = None) -> None:
-        """`tokens` have the texts of special tokens, such as `eos_token`; `with_tools` is for conversations with some.
+        """Compile `text`. `tokens` are the texts of special tokens such as `eos_token`.
+
+        Conversations with tools use the template `with_tools` if there is one.
 
         Raises:
-            HolmesError: The text is no template.
+            HolmesError: The text is not a valid template.
         """
         self.place, self._tokens = place, tokens
         try:
@@ -52,17 +54,17 @@ class ChatTemplate:
             raise self._refusal(str(error), error.lineno) from None
         except HolmesError:
             raise
-        except Exception as error:  # Jinja writes Python, which Python may refuse
+        except Exception as error:  # Jinja generates Python code, which may not compile
             raise self._refusal(f"{type(error).__name__}: {error}", 1) from None
 
     def text(self, messages: Sequence[Message], tools: object = None, add_generation_prompt: bool = False) -> str:
-        """Return the conversation as text; with a generation prompt, up to where the assistant's next message begins.
+        """Return the conversation as text. A generation prompt, which begins the assistant's next message, may follow.
 
-        `tools` are the functions that the assistant may call, as a record has them.
+        `tools` are the functions that the assistant may call, as in the record.
 
         Raises:
-            ValueError: The template does not take these messages.
-            HolmesError: It asks for something that the sandbox does not give.
+            ValueError: The template rejects these messages.
+            HolmesError: The template needs something that the sandbox forbids.
         """
         own = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None}
         try:
@@ -75,7 +77,7 @@ class ChatTemplate:
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
-        """Raise HolmesError where the template reaches for Python, or for too much memory or time."""
+        """Raise HolmesError if the template accesses Python, or needs too much memory or time."""
         try:
             with bounded_work(MAX_MEMORY_BYTES, MAX_CPU_S):
                 yield
@@ -93,10 +95,10 @@ class ChatTemplate:
 
 
 def open_template(template: Path | None, tokenizer: Path | None) -> ChatTemplate | None:
-    """Return the template in file `template`, else that of the folder of `tokenizer`; None if there is none.
+    """Return the template in file `template`, or else in the folder of `tokenizer`; None if there is none.
 
     Raises:
-        HolmesError: The file cannot be read, or is no template.
+        HolmesError: The file cannot be read or is not a valid template.
     """
     try:
         config = _config(tokenizer)
@@ -129,12 +131,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
 
     def call_binop(self, _: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuse the operators that are intercepted."""
-        raise SecurityError(f"{left!r} {operator} {right!r}: a chat template takes no powers of numbers")
+        """Refuse the intercepted operators."""
+        raise SecurityError(f"{left!r} {operator} {right!r}: chat templates may not compute powers")
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` around an assistant's text, which is the text alone."""
+    """`{% generation %}` around an assistant's text. It leaves the text as it is."""
 
     tags = {"generation"}
 
@@ -159,7 +161,7 @@ def _line(error: BaseException) -> int:
 
 
 def _config(tokenizer: Path | None) -> dict[str, Any]:
-    """Return the configuration in the folder of `tokenizer`, which may name special tokens in a file of their own."""
+    """Return the configuration in the folder of `tokenizer`, including special tokens from their own file."""
     if tokenizer is None:
         return {}
     return read_config(tokenizer.with_name(TOKENS_FILE)) | read_config(tokenizer.with_name(CONFIG_FILE))
@@ -174,7 +176,7 @@ def _read(file: Path) -> str:
 
 
 def _named(template: object) -> dict[str, str]:
-    """Return a configuration's templates by name; empty if there are none. Raise ValueError if none is the default."""
+    """Return a configuration's templates by name, if any. Raise ValueError if none of them is the default."""
     given = template if isinstance(template, list) else [{"name": "default", "template": template}]
     pairs = [(each.get("name"), each.get("template")) for each in given if isinstance(each, dict)]
     found = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}

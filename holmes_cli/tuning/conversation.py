@@ -1,4 +1,4 @@
-"""The messages of a conversation as text, by a chat template: text that a model reads, and text that it is to write."""
+"""The messages of a conversation as text: the text that a model reads, and the text that it learns to write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holmes_cli.tuning.chat_template import ChatTemplate, Message
 from holmes_core.errors import HolmesError
 
 WRITER = "assistant"  # the role of the messages that a model writes
-PROBE = "holmes-answer"  # an answer whose end a template shows
+PROBE = "holmes-answer"  # an answer that shows how a template ends one
 
 
 class Stretch(NamedTuple):
@@ -22,12 +22,12 @@ class Stretch(NamedTuple):
 
 
 def read_messages(key: str, value: object) -> list[Message]:
-    """Return the messages in the field `key` of a record, without keys that are null, as rows of tables have them.
+    """Return the messages in the field `key` of a record, without the null keys that rows of tables have.
 
-    A content in parts of text becomes one text; a message that only calls functions has an empty one.
+    Parts of text are joined. A message that only calls functions has an empty text.
 
     Raises:
-        ValueError: They are no messages, or a part of one is no text.
+        ValueError: The value is not a list of messages, or a part of one is not text.
     """
     if not isinstance(value, list) or not value:
         raise ValueError(f'the field "{key}" is {str(value)[:80]!r}, not a list of messages')
@@ -40,7 +40,7 @@ def read_messages(key: str, value: object) -> list[Message]:
         parts = message.get("content", "")
         for part in parts if isinstance(parts, list) else ():
             if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                raise ValueError(f'message {place} of "{key}" has a part that is no text: {str(part)[:80]!r}')
+                raise ValueError(f'message {place} of "{key}" has a part that is not text: {str(part)[:80]!r}')
         if not isinstance(parts, str | list):
             raise ValueError(f'message {place} of "{key}" has the content {str(parts)[:80]!r}, not text')
         text = parts if isinstance(parts, str) else "".join(part["text"] for part in parts)
@@ -49,7 +49,7 @@ def read_messages(key: str, value: object) -> list[Message]:
 
 
 def read_tools(value: object) -> list[object] | None:
-    """Return the functions of a record, which may be text in JSON. Raise ValueError if they are no list of objects."""
+    """Return the functions of a record, which may be JSON text. Raise ValueError if they are not a list of objects."""
     tools = json.loads(value) if isinstance(value, str) else value
     if tools is not None and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
         raise ValueError(f'the field "tools" is {str(tools)[:80]!r}, not a list of functions')
@@ -57,7 +57,7 @@ def read_tools(value: object) -> list[object] | None:
 
 
 def predicted_turns(messages: Sequence[Message], first: int = 0) -> list[int]:
-    """Return the places from `first` on of the assistant's messages, but for those with `weight` 0."""
+    """Return the indices, from `first` on, of the assistant's messages, except for those with `weight` 0."""
     turns = (place for place in range(first, len(messages)) if messages[place]["role"] == WRITER)
     return [place for place in turns if messages[place].get("weight", 1) != 0]
 
@@ -69,22 +69,22 @@ def _without_nulls(value: object) -> object:
 
 
 class ConversationReader:
-    """Writes conversations by a template. `split` counts the ones that became an example for each answer."""
+    """Renders conversations by a template. `split` counts those that became one example per answer."""
 
     def __init__(self, template: ChatTemplate, max_characters: int) -> None:
         """`max_characters`: the longest conversation that is tokenized."""
         self._template, self._max_characters, self.split = template, max_characters, 0
-        self._checked: set[bool] = set()  # with tools and without, as a template may be another then
+        self._checked: set[bool] = set()  # with tools and without: the template may differ
 
     def examples(self, messages: Sequence[Message], turns: Sequence[int], tools: object) -> list[tuple[Stretch, ...]]:
         """Return the conversation as one example, in which the messages at `turns` are predicted.
 
-        Some templates write an answer otherwise once others follow it, such as without its reasoning. The conversation
-        then becomes an example for each answer, each with what the model would have read.
+        Some templates render an answer differently if others follow it, such as without its reasoning. The conversation
+        then becomes one example per answer, each with the text that the model would have read.
 
         Raises:
-            ValueError: The template does not take the conversation, or it is too long.
-            HolmesError: The template ends no answer, or reaches for something that it may not.
+            ValueError: The template rejects the conversation, or it is too long.
+            HolmesError: The template does not end answers, or needs something that the sandbox forbids.
         """
         if not turns:
             raise ValueError(f"no message is the {WRITER}'s: there is nothing to predict")
@@ -112,7 +112,7 @@ class ConversationReader:
             after = self._template.text(messages[: turn + 1], tools)
             if not after.startswith(before):
                 raise ValueError(
-                    f"{self._template.place}: message {turn + 1} does not follow what it writes before an answer, "
+                    f"{self._template.place}: message {turn + 1} does not begin with its generation prompt, "
                     f"{before[-40:]!r}"
                 )
             for name in _called(messages[turn]):
@@ -121,7 +121,7 @@ class ConversationReader:
             yield before, after
 
     def _check_end(self, messages: Sequence[Message], tools: object) -> None:
-        """Raise HolmesError if nothing follows an answer, so that a model would not learn to end one."""
+        """Raise HolmesError if nothing follows an answer: a model would not learn to end one."""
         if bool(tools) in self._checked:
             return
         self._checked.add(bool(tools))

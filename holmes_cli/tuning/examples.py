@@ -1,7 +1,7 @@
 """Examples to fine-tune on: records with a prompt and a completion, or with the messages of a conversation.
 
-Text that a model is given is only read; text that it is to write, a completion or the messages of the assistant, is
-predicted.
+The model only reads a prompt and the messages of others. It learns to predict a completion and the messages of the
+assistant.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from holmes_runtime.node.data_files.documents import has_documents, read_records
 from holmes_runtime.node.data_files.text import Tokenizer
 
 COLUMNS = ("messages", "prompt", "completion", "tools")
-CHARACTERS = 128  # of a token at most: a longer conversation is not tokenized to see that it does not fit
+CHARACTERS = 128  # of a token at most: a conversation that is longer in characters is rejected before it is tokenized
 
 
 @dataclass(frozen=True)
 class Example:
-    """The text of one example; `is_framed` if the tokens at the borders of documents belong around it.
+    """The text of one example. `is_framed`: the tokens at the borders of documents go around it.
 
-    A chat template writes its own.
+    A chat template writes its own border tokens.
     """
 
     stretches: tuple[Stretch, ...]
     is_framed: bool
 
     def tokens(self, tokenizer: Tokenizer, start: int) -> list[int]:
-        """Return the tokens; of one that is only read, its bitwise complement. `start` as in `start_tokens`.
+        """Return the tokens, those that are only read as bitwise complements. `start` is that of `start_tokens`.
 
-        Each stretch is tokenized by itself, as a prompt is where a model is asked. The first token is only read, as
-        nothing comes before it.
+        Each stretch is tokenized separately, like a prompt in use. The first token cannot be predicted from anything.
         """
         begin = [tokenizer.begin_of_document] if self.is_framed and tokenizer.begin_of_document is not None else []
         end = [tokenizer.end_of_document] if self.is_framed and tokenizer.end_of_document is not None else []
@@ -47,22 +46,23 @@ class Example:
 
 
 def start_tokens(tokenizer: Tokenizer) -> int:
-    """Return the tokens of a line's end, with the mark that some tokenizers put before a text; 0 where none does."""
+    """Return the number of tokens of a newline if the tokenizer puts a mark before each text; 0 if it does not."""
     line, letter, both = map(list, tokenizer.encode([b"\n", b"a", b"\na"]))
     return len(line) if both != line + letter and both[: len(line)] == line else 0
 
 
 def _encode_parts(stretches: Sequence[Stretch], tokenizer: Tokenizer, start: int) -> list[list[int]]:
-    """Return the tokens of each stretch, those after the first without the mark; `start` as in `start_tokens`."""
+    """Return the tokens of each stretch, all but the first without the mark. `start` is that of `start_tokens`."""
     texts = [stretch.text.encode("utf-8") for stretch in stretches]
     pieces = [b"\n" + text if start and place else text for place, text in enumerate(texts)]
     return [list(tokens)[start if place else 0 :] for place, tokens in enumerate(tokenizer.encode(pieces))]
 
 
 def holds_examples(files: Sequence[Path], bad_lines: BadLines, prefers_text: bool) -> bool:
-    """Return True if the first record of `files` that is one is an example; one with text too, unless it is preferred.
+    """Return True if the first valid record of `files` is an example, and not text that `prefers_text` prefers.
 
-    Raises as `read_records` does.
+    Raises:
+        ValueError: As `read_records`.
     """
     fields = ("text", *COLUMNS)
 
@@ -79,22 +79,22 @@ class ExampleReader:
     """Reads the examples of files as tokens."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, length: int, bad_lines: BadLines) -> None:
-        """`length` is the tokens of the longest example that is taken."""
+        """`length` is the maximum number of tokens of an example."""
         self._tokenizer, self._length, self._bad_lines = tokenizer, length, bad_lines
         self._start = start_tokens(tokenizer)
         self._conversations = ConversationReader(template, CHARACTERS * length) if template is not None else None
 
     @property
     def split(self) -> int:
-        """The conversations that became an example for each answer."""
+        """The number of conversations that became one example per answer."""
         return 0 if self._conversations is None else self._conversations.split
 
     def read(self, file: Path) -> Iterator[tuple[list[list[int]], int]]:
-        """Yield the examples of each record, as `Example.tokens`, and the bytes of `file` that were read for it.
+        """Yield the examples of each record, as returned by `Example.tokens`, and the bytes of `file` read for it.
 
         Raises:
-            ValueError: One record too many is no example, or too long; names file and line.
-            HolmesError: The chat template or the tokenizer ends no answer, or reaches for something that it may not.
+            ValueError: Too many records are too long or not examples; names file and line.
+            HolmesError: The chat template or the tokenizer does not end answers, or the template breaks its limits.
         """
         return read_records(file, self._bad_lines, COLUMNS, self._tokens)
 
@@ -104,7 +104,7 @@ class ExampleReader:
         if longest > self._length:
             raise ValueError(f"it has {longest:,} tokens, and a sequence --seq-length {self._length:,}")
         if any(max(tokens, default=-1) < 0 for tokens in found):
-            raise ValueError("there is nothing to predict in it")
+            raise ValueError("it has nothing to predict")
         return found
 
     def _examples(self, record: Mapping[str, object]) -> list[Example]:

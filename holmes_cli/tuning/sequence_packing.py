@@ -1,4 +1,4 @@
-"""Examples packed whole into sequences of one length, so that little of them is padding."""
+"""Whole examples packed into sequences of one length with little padding."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeVar
 
 Sized = TypeVar("Sized", bound=Sequence[int])
 
-WINDOW_TOKENS = 2**23  # of the examples that are packed together, which are in memory
+WINDOW_TOKENS = 2**23  # of examples that are packed together in memory
 
 
 def packed(examples: Iterable[Sized], length: int) -> Iterator[list[Sized]]:
-    """Yield the examples of each sequence, together at most `length` tokens, as no example is longer.
+    """Yield the examples of each sequence. They have at most `length` tokens together, and none is longer.
 
-    Best fit, longest first, among so many examples as fit into memory. Sequences come in the order of their first
-    example, and so do the examples in each.
+    Best fit, longest first, within windows of WINDOW_TOKENS. Sequences, and the examples in each, keep the order of
+    `examples`.
     """
     window: list[Sized] = []
     size = 0

@@ -1,4 +1,4 @@
-"""The file of packed examples, and what a person looks at to believe it."""
+"""The file of packed examples, and a few of them to show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = 2  # examples
 
 @dataclass
 class PackedExamples:
-    """Counts of a file of packed examples; `shown` are the tokens of its first ones."""
+    """Counts of a file of packed examples. `shown` are the tokens of the first ones."""
 
     examples: int = 0
     sequences: int = 0
@@ -34,9 +34,12 @@ def write_examples(
     padding: int,
     progress: Callable[[int], None],
 ) -> PackedExamples:
-    """Write the examples of `files`, packed in sequences of `length`; the rest of each is `padding`, which is read.
+    """Write the examples of `files`, packed in sequences of `length` and filled up with `padding`, which is only read.
 
-    Each example is a document, and so is the padding. `progress` is called with the bytes read. Raises as the reader.
+    Each example is a document, and so is the padding. `progress` is called with the bytes read.
+
+    Raises:
+        ValueError, HolmesError: As `ExampleReader.read`.
     """
     written = PackedExamples()
 
@@ -53,7 +56,7 @@ def write_examples(
         writer.add([~padding] * (length - sum(map(len, sequence))))
         writer.end_document()
         written.sequences += 1
-    writer.add([~padding])  # what the last token of the last sequence would predict
+    writer.add([~padding])  # the target of the last sequence's last token
     return written
 
 
@@ -68,7 +71,7 @@ def _noted(examples: Iterator[list[int]], written: PackedExamples) -> Iterator[l
 
 
 def stretches(example: Sequence[int], tokenizer: Tokenizer) -> list[tuple[bool, str]]:
-    """Return the text of an example, decoded from its tokens: (is predicted, text) for each stretch of one kind."""
+    """Return the decoded text of an example as stretches of (is predicted, text)."""
     return [
         (is_predicted, tokenizer.decode([max(token, ~token) for token in tokens]))
         for is_predicted, tokens in groupby(example, lambda token: token >= 0)

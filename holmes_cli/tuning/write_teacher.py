@@ -1,4 +1,4 @@
-"""A teacher's logits for a token file, which a run learns from (`data.teacher` in job.yaml)."""
+"""A teacher's logits for a token file, from which a run learns (`data.teacher` in job.yaml)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, print_out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_runtime.node.data_files.teacher_file import teacher_path
 from holmes_runtime.node.data_files.token_file import index_path
@@ -16,18 +16,18 @@ def write_teacher(tokens: Path, folder: Path, top: int, seq_length: int | None) 
     """Write the `top` highest logits of the published model in `folder` next to the token file `tokens`.
 
     Raises:
-        HolmesError: The tokens or the model cannot be used, a file cannot be read or written, or torch is not here.
+        HolmesError: The tokens or the model cannot be used, a file cannot be read or written, or torch is missing.
     """
     if tokens.suffix != ".bin" or not tokens.is_file() or not index_path(tokens).is_file():
         hint = "`holmes data TEXT -o TOKENS.bin` writes one"
-        raise HolmesError(f"{tokens} is no token file with its .idx, which a teacher reads", hint)
+        raise HolmesError(f"{tokens} is not a token file with its .idx", hint)
     output = teacher_path(tokens)
     if output.exists():
         raise HolmesError(f"{output} exists", "remove it if no run needs it")
     try:
         from holmes_runtime.teacher_logits import write_teacher_logits  # imports torch, which no other command needs
     except ModuleNotFoundError as error:
-        raise HolmesError(f"a teacher takes torch: {error}", "run this on a host with torch") from None
+        raise HolmesError(f"a teacher needs torch: {error}", "run this on a host with torch") from None
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     try:
         with Progress(*columns, console=err, transient=True) as shown:
@@ -42,15 +42,11 @@ def write_teacher(tokens: Path, folder: Path, top: int, seq_length: int | None) 
         raise HolmesError(f"{output} was not made: {error}", "nothing was left behind", ANSWER_IS_NO) from None
     file, parts = written.file, written.num_parts
     in_parts = f", computed in {parts} parts of its layers, one in memory at a time" if parts > 1 else ""
-    out.print(
+    print_out(
         f"teacher: {output} ({file.top} of {file.vocab_size:,} logits for each target of {file.num_sequences:,} "
-        f"sequences of {file.seq_length:,} tokens, {file.size_bytes / 1e6:,.1f} MB, on {written.device}{in_parts})",
-        markup=False,
-        soft_wrap=True,
+        f"sequences of {file.seq_length:,} tokens, {file.size_bytes / 1e6:,.1f} MB, on {written.device}{in_parts})"
     )
-    out.print(
+    print_out(
         f"next: copy it to the folder of {tokens.name} on every host; in job.yaml, `teacher: {{weight: 0.5}}` in "
-        f"`data`, and `seq_length: {file.seq_length}` in `model`",
-        markup=False,
-        soft_wrap=True,
+        f"`data`, and `seq_length: {file.seq_length}` in `model`"
     )

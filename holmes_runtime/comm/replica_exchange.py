@@ -76,7 +76,6 @@ class StreamChain:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def then(self, first: Pending, following: Following) -> Pending:
-        """Chain as `Chain` does."""
         with torch.cuda.stream(self._stream):
             return following(first())
 

@@ -34,23 +34,21 @@ class Transfer:
 
 def start_send(tensor: Tensor, to: int, group: ProcessGroup | None) -> Transfer:
     """Start to send `tensor`, which is contiguous, to rank `to` of `group`."""
-    parts = _parts(tensor, group)
+    parts = parts_of(tensor, _streams(group))
     return Transfer([dist.isend(part, group=group, tag=tag, group_dst=to) for tag, part in enumerate(parts)], tensor)
 
 
 def start_receive(tensor: Tensor, source: int, group: ProcessGroup | None) -> Transfer:
     """Start to receive into `tensor`, which is contiguous, from rank `source` of `group`."""
-    parts = _parts(tensor, group)
+    parts = parts_of(tensor, _streams(group))
     works = [dist.irecv(part, group=group, tag=tag, group_src=source) for tag, part in enumerate(parts)]
     return Transfer(works, tensor)
 
 
-def _parts(tensor: Tensor, group: ProcessGroup | None) -> Sequence[Tensor]:
-    """Return the parts in which a message of this size is sent. They are the same at both ends."""
-    streams = _streams(group) if tensor.numel() >= 2 * MIN_PART else 1
-    if streams == 1:
-        return (tensor,)
-    return tensor.view(-1).chunk(min(streams, tensor.numel() // MIN_PART))
+def parts_of(tensor: Tensor, streams: int) -> Sequence[Tensor]:
+    """Return the parts in which a message is sent, at most one per connection. They are the same at both ends."""
+    parts = min(streams, tensor.numel() // MIN_PART)
+    return tensor.view(-1).chunk(parts) if parts > 1 else (tensor,)
 
 
 def _streams(group: ProcessGroup | None) -> int:

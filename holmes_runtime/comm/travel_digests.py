@@ -144,7 +144,6 @@ class CopyDigests:
         return wait
 
     def add(self, values: Tensor) -> None:
-        """Count `values`."""
         self._run.add(self._key, self._run.next_number(self._key), values)
 
 

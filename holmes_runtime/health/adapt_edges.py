@@ -1,6 +1,6 @@
-"""The best settings of edges by measurement: codecs and depth, as the planner chooses them. Free of torch.
+"""The best codecs and depths of edges, chosen from measurements by the planner's rules. Free of torch.
 
-A pure function: all ranks call it with the same numbers and get the same answer.
+All functions are pure, so all ranks get the same result from the same measurements.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from holmes_runtime.health.measured_times import Measured, StepEstimate
 Settings = tuple[EdgeSettings, ...]
 """The settings of all edges, by earlier pipeline rank."""
 
-WORTH = 1.02  # a step longer by less is no reason to lose anything, nor to take memory
-MIN_GAIN = 1.05  # a step that is as much faster is worth a change: less may be noise
+MAX_SLOWDOWN = 1.02  # accepted for a milder codec or less memory
+MIN_GAIN = 1.05  # of a change of settings: less may be noise
 
 
 def adapt(plan: RunConfig, config: RunConfig, measured: Measured) -> Settings:
     """Return the next settings of all edges, from measurements under `config`; `plan` is the run as planned.
 
-    They change for a step at least five percent faster. They also change for less loss, or back to the plan, where that
-    costs at most two percent.
+    They change if that makes the step faster by `MIN_GAIN`. They also change to milder codecs, or back to the plan, if
+    that costs at most `MAX_SLOWDOWN`.
     """
     estimate, now = StepEstimate(config, measured), config.edge_settings
     best = choose(plan, estimate)
     now_s, best_s = estimate.step_s(now), estimate.step_s(best)
     is_faster = now_s > best_s * MIN_GAIN
-    is_as_good = best_s <= now_s * WORTH and (best == plan.edge_settings or _loses_less(best, now))
+    is_as_good = best_s <= now_s * MAX_SLOWDOWN and (best == plan.edge_settings or _is_milder(best, now))
     return best if is_faster or is_as_good else now
 
 
 def choose(plan: RunConfig, estimate: StepEstimate) -> Settings:
     """Return the mildest allowed codecs and the smallest depth that make the step as short as possible.
 
-    Edges begin with the lossiest codec, and as deep as is useful and fits memory. One after another, each takes the
-    mildest codec, and then the smallest depth, that keeps the step within two percent. Depth thus goes before loss. No
-    edge becomes shallower than planned, which would gain nothing.
+    Edges start with the lossiest codec and the greatest depth that is useful and fits memory. One after another, each
+    takes the mildest codec, and then the smallest depth, that keeps the step within `MAX_SLOWDOWN`. Depth is therefore
+    preferred to loss. No edge becomes shallower than planned.
     """
     settings = _deepest(plan, estimate)
-    most_s = estimate.step_s(settings) * WORTH
+    max_s = estimate.step_s(settings) * MAX_SLOWDOWN
     for edge in sorted(plan.edges_between_hosts):
         for direction in ("gradients", "activations"):
             milder = (_with(settings, edge, **{direction: codec}) for codec in plan.allowed_codecs)
-            settings = next(tried for tried in milder if estimate.step_s(tried) <= most_s)
+            settings = next(tried for tried in milder if estimate.step_s(tried) <= max_s)
     for edge, planned in enumerate(plan.edge_settings):
         depths = range(planned.extra_in_flight, settings[edge].extra_in_flight)
         shallower = [_with(settings, edge, extra_in_flight=extra) for extra in depths]
-        enough = bisect_left(shallower, True, key=lambda tried: estimate.step_s(tried) <= most_s)
+        enough = bisect_left(shallower, True, key=lambda tried: estimate.step_s(tried) <= max_s)
         settings = [*shallower, settings][enough]
     return settings
 
@@ -60,7 +60,7 @@ def _with(settings: Settings, edge: int, **changes: object) -> Settings:
 
 
 def _deepest(plan: RunConfig, estimate: StepEstimate) -> Settings:
-    """Return the lossiest codecs, and the micro-batches in flight that hide messages of any codec, if they fit."""
+    """Return the lossiest codecs, and the depths that hide messages of any codec and fit memory."""
     lossiest = plan.allowed_codecs[-1]
     settings = tuple(
         each._replace(activations=lossiest, gradients=lossiest) if edge in plan.edges_between_hosts else each
@@ -80,9 +80,9 @@ def _deepest(plan: RunConfig, estimate: StepEstimate) -> Settings:
 
 
 def _useful_depths(plan: RunConfig, estimate: StepEstimate) -> list[int]:
-    """Return by edge the micro-batches in flight, beyond 1F1B, that hide a round trip over it.
+    """Return by edge the micro-batches in flight, beyond 1F1B, that hide a round trip with any codec.
 
-    The largest number over all codecs, but never more than a step has.
+    They are at most the micro-batches of a step.
     """
     replicas = [[sum(seconds) for seconds in zip(*stages, strict=True)] for stages in estimate.stage_s]
     stages_s = [max(seconds) for seconds in zip(*replicas, strict=True)]
@@ -100,7 +100,7 @@ def _useful_depths(plan: RunConfig, estimate: StepEstimate) -> list[int]:
 
 
 def _fits(plan: RunConfig, settings: Settings) -> bool:
-    """Return True if every pipeline rank has room for its micro-batches in flight; unknown room suffices."""
+    """Return True if every pipeline rank has memory for its micro-batches in flight, where that is known."""
     most = max(plan.microbatches)
     in_flight = (
         min(most, plan.pp - rank + sum(each.extra_in_flight for each in settings[rank:])) for rank in range(plan.pp)
@@ -108,7 +108,7 @@ def _fits(plan: RunConfig, settings: Settings) -> bool:
     return all(held <= room for held, room in zip(in_flight, plan.room_in_flight, strict=False))
 
 
-def _loses_less(settings: Settings, now: Settings) -> bool:
-    """Return True if some edge loses less and none more."""
+def _is_milder(settings: Settings, now: Settings) -> bool:
+    """Return True if some edge has a milder codec and none a lossier one."""
     ours, theirs = ([CODECS.index(codec) for each in edges for codec in each[:2]] for edges in (settings, now))
     return ours != theirs and all(one <= other for one, other in zip(ours, theirs, strict=True))

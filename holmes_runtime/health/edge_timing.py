@@ -17,16 +17,16 @@ from holmes_runtime.config.rank_grid import Axis, Rank
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.health.measured_times import EdgeTime
 
-SMALL_BYTES = 8  # a message that takes no more than the way does
-REPETITIONS = 3  # of it; the median counts
-BURST = 8  # whole messages at once: one alone says little of a wire that others use, or that has lost a packet
+SMALL_BYTES = 8  # a message that takes the latency alone
+REPETITIONS = 3  # of the small message; the median counts
+BURST = 8  # full messages at once: a single one says little about a shared wire or after a lost packet
 
 
 def time_edges(config: RunConfig, me: Rank, groups: RankGroups, device: torch.device) -> dict[str, EdgeTime]:
-    """Return the times of messages on each edge this rank receives on, by group name; whole ones as packed.
+    """Return the times of small and of full, packed messages on each edge on which this rank receives, by group name.
 
-    All ranks call it at once, so that links are loaded as in a step. The receiver asks for messages, and times from
-    then to their arrival.
+    All ranks call this at once, so that links are loaded as in a step. The receiver requests messages, and times from
+    the request to their arrival.
     """
     before, after = config.grid.edge_before(me), config.grid.edge_after(me)
     timed = {}
@@ -52,7 +52,7 @@ def time_edges(config: RunConfig, me: Rank, groups: RankGroups, device: torch.de
 
 @dataclass(frozen=True)
 class _Edge:
-    """One end of an edge: messages of `size_bytes` travel on `data`, requests for them the other way on `requests`."""
+    """One end of an edge: messages of `size_bytes` travel on `data`, and requests for them back on `requests`."""
 
     ends: tuple[int, int] | None
     size_bytes: int
@@ -64,7 +64,7 @@ class _Edge:
         return replace(self, size_bytes=size_bytes)
 
     def peer(self, rank: int) -> int | None:
-        """Return the rank at the other end, None without an edge."""
+        """Return the rank at the other end; None if there is no edge."""
         return None if self.ends is None else next(end for end in self.ends if end != rank)
 
 
@@ -79,7 +79,7 @@ def _edge(
 
 
 def _exchange(me: Rank, source: _Edge, target: _Edge, device: torch.device, count: int) -> float:
-    """Return the seconds from asking `source` for `count` messages to their arrival, while `target` gets its own."""
+    """Return the seconds from requesting `count` messages of `source` to their arrival, while sending to `target`."""
     received, sent = (torch.zeros(edge.size_bytes, dtype=torch.uint8, device=device) for edge in (source, target))
     request, requested = (torch.zeros(1, device=device) for _ in range(2))
     from_rank, to_rank = source.peer(me.rank), target.peer(me.rank)
@@ -103,7 +103,7 @@ def _exchange(me: Rank, source: _Edge, target: _Edge, device: torch.device, coun
 
 
 def _wait_for(arrivals: Sequence[Transfer], device: torch.device) -> None:
-    """Wait until all have arrived. On a GPU a stream of its own keeps this from waiting for sends too."""
+    """Wait until all have arrived. On a GPU, a separate stream avoids waiting for sends too."""
     if device.type == "cpu":
         for arrival in arrivals:
             arrival.wait()

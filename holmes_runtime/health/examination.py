@@ -38,10 +38,10 @@ class Examination:
         self._usual, self._occasions = UsualStep(), ExaminationTimes()
 
     def add(self, step_s: float, paused_s: float, laps_s: Mapping[str, float]) -> bool:
-        """Take a step, before which the run paused for `paused_s`. Return True if it is a reason to examine.
+        """Add a step, before which the run paused for `paused_s`. Return True if it is a reason to examine.
 
-        `laps_s` are the seconds of its "forward" and "backward", and of waiting for its batch. A step after a pause
-        does not count, because its time is not typical.
+        `laps_s` are the seconds of its "forward", its "backward" and the wait for its batch. A step after a pause is
+        not typical and never a reason.
         """
         count = self._plan.microbatches[self._me.dp_rank]
         self._forward_s.append(laps_s.get("forward", 0.0) / count)
@@ -53,13 +53,13 @@ class Examination:
         return self._usual.add(step_s)
 
     def is_due(self, step: int, asked: bool) -> bool:
-        """Return True if one is due after `step`, the same on all ranks; `asked`: one of them has a reason."""
+        """Return True if an examination is due after `step`; `asked`: a rank has a reason. All ranks get the same."""
         return self._plan.expectation is not None and self._occasions.is_due(step, asked)
 
     def hold(self, step: int, asked: bool) -> tuple[Verdict, ...]:
-        """Time the links and judge all ranks' measurements. Return the verdicts, on rank 0. All ranks call this.
+        """Time the links and judge all ranks' measurements. Return the verdicts on rank 0. All ranks call this.
 
-        `asked`: some rank had a reason. Afterwards `config` says how the run is to continue.
+        `asked`: a rank had a reason. The run continues under the new `config`.
         """
         dist.barrier()
         measured = self._measure()
@@ -77,7 +77,7 @@ class Examination:
         return tuple(found)
 
     def _measure(self) -> Measured:
-        """Gather the measurements of all ranks: each adds its own numbers to zeros, so that sums are exact."""
+        """Gather the measurements of all ranks. Each number is added to zeros only, so sums are exact."""
         config, rank = self.config, self._me.rank
         names = [group.name for group in config.groups if group.axis in EDGE_AXES]
         own = time_edges(config, self._me, self._groups, self._device)
@@ -96,7 +96,7 @@ class Examination:
 
 
 def adapted_edges(config: RunConfig, measured: Measured, now: tuple[EdgeSettings, ...]) -> list[EdgeAdapted]:
-    """Return the edges with settings in `now` other than in `config`, the one measured."""
+    """Return the edges whose settings in `now` differ from those measured, in `config`."""
     found = []
     for edge, (old, new) in enumerate(zip(config.edge_settings, now, strict=True)):
         if old != new:

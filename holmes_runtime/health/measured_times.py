@@ -18,21 +18,20 @@ MAX_SIMULATED = 64  # micro-batches of a step, and at most a round of pp more
 
 
 class EdgeTime(NamedTuple):
-    """Seconds from asking for a message to having it: one of a few bytes, and a whole one as packed in the run."""
+    """Seconds from requesting a message to its arrival: one of a few bytes, and a full one as packed in the run."""
 
     small_s: float
     full_s: float
 
     def shortened(self, ratio: float) -> EdgeTime:
-        """Return both times divided by `ratio`."""
         return EdgeTime(self.small_s / ratio, self.full_s / ratio)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Median seconds a micro-batch computes by rank, and what messages take by the name of their edge's group.
+    """Median seconds: of a micro-batch's compute by rank, and of messages by the name of their edge's group.
 
-    reading_s: by rank, for which a step waited for its samples. step_s: of a whole step.
+    `reading_s` are the seconds by rank that a step waited for its samples, and `step_s` the seconds of a whole step.
     """
 
     forward_s: tuple[float, ...]
@@ -46,22 +45,21 @@ class Measured:
         return self.forward_s[rank] + self.backward_s[rank]
 
     def with_edges(self, edges: Mapping[str, EdgeTime]) -> Measured:
-        """Return the same measurements with new times for those edges."""
         return replace(self, edges={**self.edges, **edges})
 
 
 @dataclass(frozen=True)
 class _Wire:
-    """One direction of a replica's edge: how long a message is under way, and how long each byte keeps it busy."""
+    """One direction of a replica's edge: its latency, and the seconds that each byte keeps it busy."""
 
     latency_s: float
     s_per_byte: float
 
 
 class StepEstimate:
-    """The seconds of a step's pipeline with other settings of its edges, from measurements under `config`.
+    """The seconds of a step's pipeline under other edge settings, from measurements under `config`.
 
-    Of a replica whose stages are split, the slowest shard counts; of all replicas, the slowest.
+    Of each stage the slowest shard counts, and of all replicas the slowest.
     """
 
     def __init__(self, config: RunConfig, measured: Measured) -> None:
@@ -85,7 +83,7 @@ class StepEstimate:
         return max(self._replica_s(replica, settings) for replica in range(self._config.dp))
 
     def round_s(self, settings: Sequence[EdgeSettings]) -> float:
-        """Return the seconds that a round of pp more micro-batches adds: the pace of the full pipeline."""
+        """Return the seconds that pp more micro-batches add: the pace of the full pipeline."""
         pp = self._config.pp
         many = max(2, MAX_SIMULATED // pp) * pp
         return max(
@@ -94,7 +92,7 @@ class StepEstimate:
         )
 
     def trip_s(self, edge: int, packed: EdgeSettings) -> float:
-        """Return the seconds of a message of activations and one of gradients on that edge, in the slowest replica."""
+        """Return the seconds of a message of activations plus one of gradients on that edge, in the slowest replica."""
         return max(
             sum(latency_s + busy_s for latency_s, busy_s in self._messages(replica, edge, packed))
             for replica in range(self._config.dp)
@@ -105,7 +103,7 @@ class StepEstimate:
         return max(busy_s for replica in range(self._config.dp) for _, busy_s in self._messages(replica, edge, packed))
 
     def _replica_s(self, replica: int, settings: Sequence[EdgeSettings]) -> float:
-        """In the steady state every round of pp micro-batches is like the last: of many, some are left out."""
+        """Simulate some rounds of pp micro-batches. Each further round takes as long as the last of these."""
         count, pp = self._config.microbatches[replica], self._config.pp
         rounds_left_out = (count - MAX_SIMULATED) // pp
         if rounds_left_out <= 0:
@@ -126,7 +124,7 @@ class StepEstimate:
     def _with_packing(
         self, replica: int, settings: Sequence[EdgeSettings]
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return forward and backward by stage, including packing and unpacking, without which compute is measured."""
+        """Return forward and backward by stage, including packing and unpacking, which measured compute excludes."""
         config, stages = self._config, list(zip(*self.stage_s[replica], strict=True))
         codecs = [
             (settings[stage % config.pp].activations, settings[stage % config.pp].gradients)

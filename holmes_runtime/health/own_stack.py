@@ -1,8 +1,8 @@
-"""The calls that a thread of this rank is in, and the innermost of them that waits for no other rank.
+"""The call stack of this rank's main thread, and the call in it that works without waiting for another rank.
 
-Ranks wait for one another in torch's `distributed` and in this package. Everything else is the user's code or a library
-of it, but for the standard library and torch: these work for whoever called them. So a file here that waits needs no
-entry anywhere; those packages of ours that never wait for another rank are named, and a test holds them to it.
+Ranks wait for one another in torch's `distributed` package and in holmes_runtime, except for the packages listed in
+NEVER_WAITING, which a test checks. Calls in the rest of torch and in the standard library count as work of their
+caller. All other files are the user's code or its libraries.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 import torch
 
-MAX_CALLS = 20  # of a stack, the innermost
+MAX_CALLS = 20  # innermost calls of a stack that are reported
 NEVER_WAITING = ("data", "model", "published")  # packages of holmes_runtime
 _OURS = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent
@@ -38,32 +36,26 @@ class Call(NamedTuple):
 
 
 def main_calls() -> tuple[Call, ...]:
-    """Return the calls that the main thread of this process is in, the innermost first."""
+    """Return the call stack of this process's main thread, innermost call first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return tuple(Call(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in _outwards(frame))
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    calls = []
     while frame is not None:
-        yield frame
+        calls.append(Call(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
+    return tuple(calls)
 
 
 def working_call(calls: tuple[Call, ...]) -> Call | None:
-    """Return the innermost of `calls`, innermost first, if it waits for no other rank; else None.
+    """Return the innermost of `calls` that works by itself; None if one inside it waits for another rank.
 
-    Calls in the standard library and torch count as their caller's.
+    `calls` are sorted innermost first. Calls in the standard library and torch count as work of their caller.
     """
     for call in calls:
         if call.file.startswith(tuple(f"{_OURS}/{name}/" for name in NEVER_WAITING)):
             return call
         if call.file.startswith(_WAITING):
             return None
-        if not _works_for_its_caller(call.file):
+        is_standard = call.file.startswith(_STANDARD) and not call.file.startswith(_INSTALLED)
+        if not is_standard and not call.file.startswith((f"{_TORCH}/", "<")):
             return call
     return None
-
-
-def _works_for_its_caller(file: str) -> bool:
-    is_standard = file.startswith(_STANDARD) and not file.startswith(_INSTALLED)
-    return is_standard or file.startswith((f"{_TORCH}/", "<"))

@@ -1,4 +1,4 @@
-"""Seconds of one replica's pipeline under a schedule, followed action by action as by the planner. Free of torch."""
+"""Seconds of one replica's pipeline, which follow from the actions of its schedule. Free of torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from holmes_runtime.config.precedence import find_precedence, follow
 from holmes_runtime.config.schedule import Schedule
 
-WEIGHT_PART = 0.5  # of a backward, what its weights' gradients take: a matrix costs as much for them as for its input
+WEIGHT_PART = 0.5  # of a backward: gradients of weights and of inputs take one matrix product each
 Wire = tuple[float, float]
 """The seconds until a message that has left arrives, and the seconds that it keeps the wire busy."""
 
@@ -25,8 +25,10 @@ class MeasuredPipeline:
 def pipeline_s(schedule: Schedule, times: MeasuredPipeline) -> float:
     """Return the seconds until all actions have ended. Sends block no action; a wire takes one message at a time.
 
-    The first stage runs a whole backward in the second half.
-    Raises ValueError for actions that wait for one another.
+    The first stage has no input gradient, so its whole backward counts as weight gradients.
+
+    Raises:
+        ValueError: actions wait for one another in a circle.
     """
     forward_s, backward_s = times.forward_s, times.backward_s
     inputs_s = [0.0, *(seconds * (1 - WEIGHT_PART) for seconds in backward_s[1:])]

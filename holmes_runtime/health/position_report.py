@@ -1,4 +1,4 @@
-"""The position of this rank, written when the agent asks, even while the training thread is stuck."""
+"""The position of this rank, written when the agent asks for it, even while the training thread is stuck."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ MOVED_WITHIN_S = 1.0  # well below the time that the controller gives for an ans
 
 
 class PositionReport:
-    """One rank's report of its position. `read` returns its progress in its groups."""
+    """The reports of one rank's position. `read` returns its progress in its groups."""
 
     def __init__(self, rank: int, read: Callable[[], tuple[GroupProgress, ...]]) -> None:
         self._rank, self._read = rank, read
         self._doing, self._alone = "starting", True
 
     def now(self, doing: str, alone: bool = False) -> None:
-        """Record what the rank does from now on; `alone` if it needs no other rank for that."""
+        """Record the rank's activity from now on; `alone` if it needs no other rank."""
         self._doing, self._alone = doing, alone
 
     def position(self) -> RankPosition:
-        """Return the position, without groups if torch's record cannot be read: that must not end a run."""
+        """Return the position. An unreadable flight recorder must not end a run: groups are then missing."""
         calls = main_calls()
         stack, working = tuple(map(str, calls[:MAX_CALLS][::-1])), working_call(calls)
         working_in = None if working is None else f"{Path(working.file).name} line {working.line} in {working.function}"
@@ -41,10 +41,10 @@ class PositionReport:
             return position._replace(doing=f"{position.doing} (torch's flight recorder cannot be read: {error})")
 
     def answer(self, folder: Path) -> None:
-        """Have a thread append a line to the rank's file in `folder` each time the agent asks.
+        """Start a thread that appends a line to the rank's file in `folder` each time the agent asks.
 
-        Do nothing unless the signal is blocked, as it is when the agent starts a rank. Otherwise another thread might
-        take the signal, and the process would end.
+        Do nothing unless the signal is blocked, as in ranks that the agent starts. Otherwise another thread might take
+        the signal, which would end the process.
         """
         if ASK_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
             folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class PositionReport:
             lines.write(to_json(position._replace(moved_bytes=moved_bytes)) + "\n")
 
 
-def whereabouts_of(config: RunConfig, rank: int) -> PositionReport:
+def position_report_of(config: RunConfig, rank: int) -> PositionReport:
     """Return the position report of `rank` in the run, based on torch's flight recorder."""
     groups = [group.name for group in config.groups if rank in group.ranks]
     return PositionReport(rank, lambda: parse_flight_record(dump_flight_record(config.device), groups))

@@ -1,7 +1,7 @@
-"""Catch-up of a joining island's rank: it receives the state while the others train, and replays their outer steps.
+"""Catch-up of one rank of a joining island: it receives the state while the others train, then replays outer steps.
 
-The rank keeps the messages of outer syncs during the transfer. Once it has the whole state, it takes the same outer
-steps on it, and ends with the state of the members.
+The rank keeps the messages of outer syncs during the transfer. It takes the same outer steps on the received state, and
+ends with the state of the members.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from holmes_runtime.outer.sync_tags import TAGS_BYTES, SyncTags
 
 
 class ReplayedSync(NamedTuple):
-    """An outer sync to be replayed: by lane its cells, what each member sent everyone, and the first member's tags.
+    """An outer sync to replay. `decided_s` is the time of its roster on this rank's clock.
 
-    Its roster was agreed on at `decided_s` of this rank's clock.
+    By lane: its cells, the bytes that each member sent to everyone, and the tags of the first member.
     """
 
     roster: Roster
@@ -73,13 +73,13 @@ class CatchUp:
             self._receiver.set_exception(error)
 
     def give_up(self) -> None:
-        """Give up the transfer."""
         self._is_given_up.set()
 
-    def listen(self, roster: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> ReplayedSync:
+    def receive(self, roster: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> ReplayedSync:
         """Receive the messages of an outer sync's members on these lanes, each with its cells of the fragment.
 
-        Raises FrameAltered if the first member's tags show that its message was altered.
+        Raises:
+            FrameAltered: the first member's tags show that its message was altered.
         """
         positions = roster.member_positions
         messages, tags = [], []
@@ -98,8 +98,8 @@ class CatchUp:
         on = [lane.lane for lane, _ in lanes]
         return ReplayedSync(roster, decided_s, on, [cells for _, cells in lanes], packed, tags)
 
-    def follow(self, followed: ReplayedSync) -> None:
-        """Keep an outer sync that has taken place, to be replayed."""
+    def keep(self, followed: ReplayedSync) -> None:
+        """Keep an outer sync that has taken place, to replay it."""
         before = self.outcome
         self._followed.append(followed)
         bytes_more = sum(each.nbytes for of_lane in followed.packed for each in of_lane)
@@ -108,18 +108,18 @@ class CatchUp:
         )
 
     def turn(self, round_id: int) -> str:
-        """Return the turn all ranks of the island take, after that round: DONE, FOLLOW, or FAILED and why."""
-        rendezvous, has_told = self._maker.rendezvous, False
+        """Return the next turn of all ranks of the island after that round: DONE, FOLLOW, or FAILED with the reason."""
+        rendezvous, has_reported = self._maker.rendezvous, False
         while True:
-            if not has_told:
+            if not has_reported:
                 if wait([self._receiver], LOOK_S).done:
-                    rendezvous.tell_of_state(round_id, self._num_ranks, self._catch_up())
-                    has_told = True
+                    rendezvous.report_state(round_id, self._num_ranks, self._catch_up())
+                    has_reported = True
                 elif lost := rendezvous.standing().loss(self._giver):
-                    rendezvous.tell_of_state(round_id, self._num_ranks, lost)
-                    has_told = True
-            rendezvous.follow_if_held(round_id)
-            if turn := rendezvous.turn(round_id, LOOK_S if has_told else 0.0):
+                    rendezvous.report_state(round_id, self._num_ranks, lost)
+                    has_reported = True
+            rendezvous.follow_next_sync(round_id)
+            if turn := rendezvous.turn(round_id, LOOK_S if has_reported else 0.0):
                 return turn
 
     def _catch_up(self) -> str | None:
@@ -155,6 +155,6 @@ class CatchUp:
             mean = mean_of(followed.roster, packed, sync.codec, len(before[0]))
             stepped = outer_step(*before, *mean, sync.codec, rate, factor)
             if not tags.agree(lane, first, digest_of(stepped), theirs):
-                raise RuntimeError(f"exchange {followed.roster.exchange} leads to another state here: begins anew")
+                raise RuntimeError(f"replaying outer sync {followed.roster.exchange} leads to another state")
             state.scatter(stepped.anchor, anchor, cells)
             state.scatter(stepped.momentum, momentum, cells)

@@ -6,8 +6,7 @@
         ...  # forward, backward, optimizer
         step = island.step()
 
-A launch of a plan of islands has the settings. Without one nothing is exchanged, and the script trains as it does by
-itself.
+The launch of a plan with islands gives the settings. Without one, nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ COUNTERS, STEPS = "counters", "steps"
 
 
 class Island:
-    """Island `number` of `count` that train one model apart; 0 of 1 where no launch has islands.
+    """Island `number` of `count` that train one model apart; 0 of 1 without islands.
 
-    All ranks make one, from the same trained `parameters` by name, and call its methods at the same steps of `steps`.
+    All ranks make one from the same trained `parameters` by name, and call its methods after the same of `steps` steps.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, Tensor]], steps: int) -> None:
-        """Raises RuntimeError where the script is not what the plan counts on, or a parameter cannot be exchanged."""
+        """Raise RuntimeError if the script does not match the plan, or a parameter cannot be exchanged."""
         self.number, self.count = 0, 1
-        self._steps: int | None = None  # taken; None before `begin`
+        self._steps: int | None = None  # taken so far; None before `begin`
         self._last = steps
         self._loop: OuterLoop | None = None
         training = _training(os.environ)
@@ -55,7 +54,7 @@ class Island:
         self._rank, timeout = dist.get_rank(), timedelta(seconds=training.timeout_s)
         self._group = dist.new_group(timeout=timeout, backend="gloo", group_desc="islands")
         self._weights = LocalWeights(parameters, self._rank, self._group, timeout)
-        self._called = 0  # the outer sync for which others wait, as rank 0 knows
+        self._called = 0  # on rank 0, the outer sync at which other islands wait for this one
         self._counters: OuterCounters | None = None
         self._loaded_steps = 0
         self._loop = OuterLoop(training, self._rank, self._weights, self._call, group=self._group)
@@ -64,18 +63,19 @@ class Island:
         self._called = exchange
 
     def begin(self, steps: int) -> int:
-        """Join the other islands with the weights after `steps` steps; return the steps to go on from.
+        """Join the other islands with the weights after `steps` steps; return the steps to continue from.
 
         If the others are ahead, the result is larger than `steps` and the weights become theirs.
 
         Raises:
-            RuntimeError: it was called before; `steps` are no steps of the training, or fewer than the loaded outer
-                state has; copies of a parameter differ.
+            RuntimeError: it was called before.
+            RuntimeError: `steps` is outside the training, or less than the steps of the loaded outer state.
+            RuntimeError: copies of a parameter differ.
         """
         if self._steps is not None:
-            raise RuntimeError("Island: `begin` was called before: call it once, and make no second Island")
+            raise RuntimeError("Island: `begin` was called twice: call it once, and make no second Island")
         if not 0 <= steps <= self._last:
-            raise RuntimeError(f"Island: `begin({steps})` is not of the {self._last} steps that Island was made with")
+            raise RuntimeError(f"Island: `begin({steps})` is outside the {self._last} steps that Island was made with")
         self._steps = steps
         if self._loop is not None:
             if steps < self._loaded_steps:
@@ -89,7 +89,7 @@ class Island:
         return self._steps
 
     def step(self) -> int:
-        """Do all that is due after an inner step; return the steps taken, more where the others had gone on.
+        """Do everything that is due after an inner step; return the steps taken, or more if the others are ahead.
 
         Raises:
             RuntimeError: `begin` was not called, or all steps had been taken.
@@ -97,7 +97,7 @@ class Island:
         if self._steps is None:
             raise RuntimeError("Island: `step` was called before `begin`: call `begin` once, before the first step")
         if self._steps >= self._last:
-            raise RuntimeError(f"Island: all {self._last} steps are taken: go on while step < {self._last}")
+            raise RuntimeError(f"Island: all {self._last} steps are taken: continue while step < {self._last}")
         self._steps += 1
         if self._loop is not None:
             called = torch.tensor(self._called)
@@ -107,16 +107,16 @@ class Island:
         return self._steps
 
     def _report(self, loop: OuterLoop) -> None:
-        """Write outer syncs down for the agent, which forwards them to the controller."""
+        """Append outer syncs to the file from which the agent reports them to the controller."""
         path = Path(os.environ["HOLMES_METRICS_DIR"]) / OUTER_SYNCS_FILE.format(rank=self._rank)
-        while (outer := loop.take_said()) is not None:
+        while (outer := loop.next_report()) is not None:
             with open(path, "a", encoding="utf-8") as lines:
                 lines.write(to_json(RankOuterSync(self._rank, outer)) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part of the outer state, to save with the weights and the steps; empty without islands.
 
-        Waits for an outer sync under way.
+        Wait for an outer sync in flight.
         """
         if self._loop is None:
             return {}
@@ -125,10 +125,11 @@ class Island:
         return {**values, COUNTERS: to_json(self._loop.counters), STEPS: self._steps or 0}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned on this rank, before `begin`; an empty one begins with the weights.
+        """Load the result of `state_dict` on this rank before calling `begin`. An empty one starts from the weights.
 
         Raises:
-            RuntimeError: it is of other ranks or settings; names the missing tensor. Or `begin` was called before.
+            RuntimeError: `state` is of another layout or other settings; names the missing tensor.
+            RuntimeError: `begin` was called before.
         """
         if self._steps is not None:
             raise RuntimeError("Island: `load_state_dict` was called after `begin`: call it before")
@@ -136,7 +137,7 @@ class Island:
             return
         for key, piece in _pieces(self._loop).items():
             if key not in state or state[key].shape != piece.values.shape:
-                raise RuntimeError(f"the outer state lacks {key}: it is of another layout of ranks, or other settings")
+                raise RuntimeError(f"the outer state lacks {key}: it was saved with other ranks or other settings")
             piece.values.copy_(state[key])
         self._counters, self._loaded_steps = parse(OuterCounters, state[COUNTERS]), state.get(STEPS, 0)
 
@@ -147,11 +148,11 @@ def _pieces(loop: OuterLoop) -> dict[str, TensorPiece]:
 
 
 def _check_script(steps: int, training: IslandTraining) -> None:
-    """Raise RuntimeError unless the script trains as many steps on as many ranks as the plan has."""
+    """Raise RuntimeError unless the script has the plan's numbers of steps and ranks."""
     island = training.outer_sync.island
     if steps != training.steps:
         raise RuntimeError(
-            f"the script trains {steps} steps, and the plan has {training.steps} for island {island}: give it "
+            f"the script trains {steps} steps, but the plan has {training.steps} for island {island}: pass it "
             "{steps} in trainer.command"
         )
     if not dist.is_initialized() or dist.get_world_size() != training.num_ranks:
@@ -162,6 +163,6 @@ def _check_script(steps: int, training: IslandTraining) -> None:
 
 
 def _training(environ: Mapping[str, str]) -> IslandTraining | None:
-    """Return the training that the launch of this rank gives its island; None where there is none."""
+    """Return the training of this rank's island; None without islands."""
     path = environ.get(TRAINER_VARIABLE)
     return read_trainer_config(Path(path)).island if path else None

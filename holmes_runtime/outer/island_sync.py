@@ -1,4 +1,4 @@
-"""One rank's part in an outer sync, from arrival to verdict, in a thread of its own."""
+"""One rank's part in an outer sync, from arrival to verdict. It runs in its own thread."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from holmes_runtime.outer.rendezvous import FOLLOW, LOOK_S, WATCH_S, Rendezvous
 from holmes_runtime.outer.state_transfer import StateSender
 from holmes_runtime.outer.sync_tags import TAGS_BYTES, SyncTags
 
-MAX_FAILURES = 5  # of one exchange, each after islands agreed to hold it
+MAX_FAILURES = 5  # of one outer sync, each after islands agreed on a roster
 
 Done = TypeVar("Done")
 
 
-class NotHeldError(RuntimeError):
-    """The reason why an outer sync has not taken place."""
+class SyncFailedError(RuntimeError):
+    """An outer sync that did not take place."""
 
 
-class NotGivenError(RuntimeError):
-    """The reason why an island that is behind has not received the others' state."""
+class TransferFailedError(RuntimeError):
+    """A state transfer to this island, which is behind, that did not complete."""
 
 
 class IslandSync:
@@ -64,43 +64,46 @@ class IslandSync:
         self._lanes: list[OpenLane] = []
         self._opened, self._islands = -1, 0  # the round for which groups were made, and of how many islands
         self._senders: list[StateSender] = []
-        self._is_free = Event()  # no exchange is under way, for which others may be waiting
+        self._is_free = Event()  # set while no outer sync is under way
         self._is_free.set()
 
-    def hold(self, contribution: Contribution) -> Outcome:
-        """Take part in one outer sync; an island that is behind repeats it until it has the others' state.
+    def run(self, contribution: Contribution) -> Outcome:
+        """Take part in one outer sync. An island that is behind repeats it until it has received the state.
 
         Raises:
-            RuntimeError: none took place in `MAX_FAILURES` tries.
+            RuntimeError: all `MAX_FAILURES` tries failed.
         """
         began_s = time.monotonic()
-        # A called island arrives after the step it is in.
+        # An island that is called arrives after its current step.
         grace_s = max(self._sync.grace_s, 2 * (contribution.step_s + LOOK_S))
         ahead_s = grace_s + self._limit_s + 2 * contribution.interval_s
         patience = Patience(grace_s, ahead_s)
-        if contribution.exchange >= self._fragments.last:  # an island that misses it ends with another model
+        if contribution.exchange >= self._fragments.last:  # an island that misses the last ends with another model
             patience = Patience(ahead_s, ahead_s, lost_s=grace_s)
         follows, trouble = "", ""
         for _ in range(MAX_FAILURES):
             self._is_free.clear()
             try:
-                outcome = self._hold_once(contribution, patience, follows)
-            except NotHeldError as error:
-                trouble = f"exchange {contribution.exchange} of islands is held again: {error}"
-            except NotGivenError as error:
-                follows, trouble = ANEW, f"the state of the other islands has not come, and is asked for again: {error}"
+                outcome = self._try_once(contribution, patience, follows)
+            except SyncFailedError as error:
+                trouble = f"outer sync {contribution.exchange} of the islands is repeated: {error}"
+            except TransferFailedError as error:
+                follows, trouble = ANEW, f"the state transfer from the other islands is repeated: {error}"
             else:
                 return outcome._replace(duration_s=time.monotonic() - began_s)
             finally:
                 self._is_free.set()
             if self._rank == 0:
                 print(trouble, flush=True)
-        raise RuntimeError(
-            f"islands: exchange {contribution.exchange} failed {MAX_FAILURES} times; the last time: {trouble}"
-        )
+        raise RuntimeError(f"outer sync {contribution.exchange} failed {MAX_FAILURES} times; the last time: {trouble}")
 
-    def _hold_once(self, contribution: Contribution, patience: Patience, follows: str) -> Outcome:
-        """Take part in rounds until one has an outcome. Raises NotHeldError or NotGivenError if one fails."""
+    def _try_once(self, contribution: Contribution, patience: Patience, follows: str) -> Outcome:
+        """Take part in rendezvous rounds until one has an outcome.
+
+        Raises:
+            SyncFailedError: a round failed.
+            TransferFailedError: this island is behind, and has not received the state.
+        """
         joining: CatchUp | None = None
         try:
             while True:
@@ -108,7 +111,7 @@ class IslandSync:
                 decided_s = time.monotonic()
                 me = next(each for each in roster.all if each.island == self._sync.island)
                 if me in roster.members:
-                    return self._hold_as_member(roster, decided_s, contribution)
+                    return self._run_as_member(roster, decided_s, contribution)
                 if joining is not None and me in roster.followers:
                     self._follow(joining, roster, decided_s)
                 else:
@@ -119,25 +122,33 @@ class IslandSync:
                 if turn == DONE:
                     return joining.outcome
                 if turn != FOLLOW:
-                    raise NotGivenError(turn)
+                    raise TransferFailedError(turn)
                 follows = joining.outcome.lineage
         finally:
             if joining is not None:
                 joining.give_up()
 
     def _join(self, roster: Roster, decided_s: float, me: Arrival) -> CatchUp:
-        """Start to receive the state after an outer sync in which this island takes no part. Raises NotGivenError."""
-        if trouble := self._rendezvous.hear(roster):
-            raise NotGivenError(trouble)
+        """Start to receive the state after an outer sync of the other islands.
+
+        Raises:
+            TransferFailedError: that outer sync failed.
+        """
+        if trouble := self._rendezvous.await_verdict(roster):
+            raise TransferFailedError(trouble)
         return CatchUp(self._maker, roster, decided_s, me, self._state, self._sync, self._fragments)
 
     def _follow(self, joining: CatchUp, roster: Roster, decided_s: float) -> None:
-        """Receive the messages of an outer sync of other islands. Raises NotGivenError if it has not taken place."""
+        """Receive the messages of an outer sync of the other islands.
+
+        Raises:
+            TransferFailedError: that outer sync failed.
+        """
         try:
-            followed = self._take_part(roster, lambda: joining.listen(roster, decided_s, self._lane_cells(roster)))
-        except NotHeldError as error:
-            raise NotGivenError(str(error)) from error
-        joining.follow(followed)
+            followed = self._take_part(roster, lambda: joining.receive(roster, decided_s, self._lane_cells(roster)))
+        except SyncFailedError as error:
+            raise TransferFailedError(str(error)) from error
+        joining.keep(followed)
 
     def _arrival(self, contribution: Contribution, follows: str) -> Arrival:
         return Arrival(
@@ -154,16 +165,20 @@ class IslandSync:
             follows,
         )
 
-    def _hold_as_member(self, roster: Roster, decided_s: float, contribution: Contribution) -> Outcome:
+    def _run_as_member(self, roster: Roster, decided_s: float, contribution: Contribution) -> Outcome:
         before = Outcome.of(roster, decided_s, has_joined=False)
         outcome = self._take_part(roster, partial(self._step, before, roster, contribution))
-        over = [each for each in self._senders if each.is_over(0.0)]
-        self._senders = [each for each in self._senders if each not in over]
-        self._give(roster, outcome)
-        return outcome._replace(sent_bytes=outcome.sent_bytes + sum(each.sent_bytes for each in over))
+        ended = [each for each in self._senders if each.is_over(0.0)]
+        self._senders = [each for each in self._senders if each not in ended]
+        self._send_state(roster, outcome)
+        return outcome._replace(sent_bytes=outcome.sent_bytes + sum(each.sent_bytes for each in ended))
 
     def _take_part(self, roster: Roster, act: Callable[[], Done]) -> Done:
-        """Return the result of `act` once all participants are done. Raises NotHeldError if the outer sync failed."""
+        """Return the result of `act` once all participants are done.
+
+        Raises:
+            SyncFailedError: a participant failed.
+        """
         result: Done | None = None
         try:
             self._open(roster)
@@ -173,14 +188,15 @@ class IslandSync:
         trouble = self._rendezvous.conclude(roster, fault)
         if trouble is not None:
             self._lanes, self._opened = [], -1
-            raise NotHeldError(trouble)
+            raise SyncFailedError(trouble)
         assert result is not None
         return result
 
     def _watched(self, roster: Roster, act: Callable[[], Done]) -> Done:
-        """Return the result of `act`. Raises RuntimeError as soon as it is known that the outer sync fails.
+        """Return the result of `act`, which runs in a thread because a wait in Gloo cannot be ended early.
 
-        Nothing ends a wait in Gloo early, so `act` runs in a thread, and its result is dropped then.
+        Raises:
+            RuntimeError: the outer sync has failed elsewhere; the thread's result is dropped.
         """
         done = Future[Done]()
 
@@ -201,7 +217,7 @@ class IslandSync:
                 raise RuntimeError(trouble)
 
     def _open(self, roster: Roster) -> None:
-        """Make the lanes' groups, unless all participants have the same ones from an earlier outer sync."""
+        """Make the lanes' groups, unless all participants have them from an earlier outer sync."""
         islands = roster.participants
         made = {each.groups for each in islands}
         if len(made) == 1 and self._opened >= 0 and self._islands == len(islands):
@@ -216,17 +232,17 @@ class IslandSync:
         return [each.island for each in islands].index(self._sync.island)
 
     def _lane_cells(self, roster: Roster) -> list[LaneCells]:
-        """Return the lanes that carry a part of the fragment, with their cells."""
-        of_all = (LaneCells(lane, self._cells(lane, roster.exchange)) for lane in self._lanes)
-        return [each for each in of_all if each.cells]
-
-    def _cells(self, lane: OpenLane, exchange: int) -> list[Cell]:
-        return [cell for cell in lane.lane.cells if self._fragments.has(cell.name, exchange)]
+        """Return the lanes that carry a part of the fragment, with their cells of it."""
+        found = []
+        for lane in self._lanes:
+            if cells := [cell for cell in lane.lane.cells if self._fragments.has(cell.name, roster.exchange)]:
+                found.append(LaneCells(lane, cells))
+        return found
 
     def _step(self, outcome: Outcome, roster: Roster, contribution: Contribution) -> Outcome:
-        """Take the outer step of this rank's part of the fragment; followers receive what leads to it too."""
+        """Take the outer step of this rank's part of the fragment. Followers receive the members' messages too."""
         state, sync, islands = self._state, self._sync, roster.participants
-        codec: Codec = sync.codec if len(islands) > 1 else "none"  # alone there is nothing to save
+        codec: Codec = sync.codec if len(islands) > 1 else "none"  # a lone island sends nothing
         position, lanes = self._position(islands), self._lane_cells(roster)
         changes = [self._change(cells, contribution.parameters) for _, cells in lanes]
         means = MeanExchange(roster, position, codec, sync.streams).run([lane for lane, _ in lanes], changes)
@@ -264,12 +280,12 @@ class IslandSync:
         position: int,
         roster: Roster,
     ) -> None:
-        """Send tags of this rank's messages and its new state, and check the members' tags.
+        """Exchange tags of all messages and new states with the members, and check theirs.
 
         The first member sends its tags to followers too.
 
         Raises:
-            RuntimeError: a message was altered on the way, or the states of members differ.
+            RuntimeError: a message was altered in transit, or the states of members differ.
         """
         tags = SyncTags(self._maker, roster, self._state.frozen_weights)
         comparing, below = [], ", or the frozen weights below them" if self._state.frozen_weights else ""
@@ -288,27 +304,27 @@ class IslandSync:
                 tags.check(lane, peer, mean.received[peer], theirs)
                 if not tags.agree(lane, peer, digest, theirs):
                     raise RuntimeError(
-                        f"exchange {roster.exchange}: what rank {lane.owners[peer]} of island "
-                        f"{roster.participants[peer].island} has is not what this rank has: their states differ{below}"
+                        f"outer sync {roster.exchange}: the state of rank {lane.owners[peer]} of island "
+                        f"{roster.participants[peer].island} differs from that of this rank{below}"
                     )
 
-    def _give(self, roster: Roster, outcome: Outcome) -> None:
-        """Start to send the state after this outer sync, all fragments, to the newcomers assigned to this island."""
+    def _send_state(self, roster: Roster, outcome: Outcome) -> None:
+        """Start to send the state of all fragments after this outer sync to the newcomers assigned to this island."""
         state = self._state
         after = {**state.anchor, **outcome.anchor}, {**state.momentum, **outcome.momentum}
         for newcomer in roster.newcomers:
             if roster.giver(newcomer).island == self._sync.island:
                 try:
                     sender = StateSender(self._maker, roster, newcomer, state, after, self._is_free)
-                except (RuntimeError, ValueError) as error:  # the newcomer's loss, and not this island's
-                    print(f"island {newcomer.island} is not given the state: {error}", flush=True)
+                except (RuntimeError, ValueError) as error:  # fails the newcomer, not this island
+                    print(f"cannot send the state to island {newcomer.island}: {error}", flush=True)
                 else:
                     self._senders.append(sender)
 
     def finish(self) -> None:
-        """Wait until the islands that are receiving the state have it, or are lost."""
+        """Wait until each island that is receiving the state has all of it, or is lost."""
         for each in self._senders:
             if self._rank == 0 and not each.is_over(0.0):
-                print(f"gives island {each.newcomer.island} the state before it ends", flush=True)
+                print(f"ends once island {each.newcomer.island} has received the state", flush=True)
             while not each.is_over(WATCH_S) and not self._rendezvous.standing().loss(each.newcomer):
                 pass

@@ -1,4 +1,4 @@
-"""The weights of a rank as the outer loop reads and moves them, and the bundled trainer's."""
+"""The weights of one rank as the outer loop reads and changes them, and the weights of the bundled trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Values = dict[str, Tensor]
 
 
 class OwnedPart(NamedTuple):
-    """Numbers [start, stop), row by row, of the part of a parameter that a rank has."""
+    """Row-major elements [start, stop) of the part of a parameter on a rank."""
 
     part: TensorPart
     start: int
@@ -33,20 +33,20 @@ class IslandWeights(Protocol):
     owned: Mapping[str, OwnedPart]
 
     def read(self, name: str) -> Tensor:
-        """Return the present numbers of the owned part of a parameter, (stop - start,)."""
+        """Return the current elements of the owned part of a parameter, (stop - start,)."""
 
     def hold(self) -> None:
-        """Make the next step publish nothing, as the weights change once more before `publish` is called."""
+        """Make the next step publish nothing: the weights change once more before `publish`."""
 
     def change(self, names: Collection[str], values: Values, adds: bool) -> None:
-        """Set parameters `names`, and their copies on other ranks, to `values` of owned parts, or add these to them."""
+        """Set parameters `names` and their copies on other ranks to `values` of owned parts, or add the values."""
 
     def publish(self) -> None:
-        """Make the changes visible to the forward of the next step."""
+        """Make the changes visible to the next forward."""
 
 
 class BundledWeights:
-    """The masters that ZeRO-1 has on this rank."""
+    """The masters of ZeRO-1 on this rank."""
 
     def __init__(self, zero1: Zero1, groups: RankGroups, tp_rank: int) -> None:
         self._zero1, self._groups = zero1, groups
@@ -58,21 +58,19 @@ class BundledWeights:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return the masters of an owned part."""
         return self._masters[name].master.detach()
 
     def hold(self) -> None:
-        """Make the next update publish nothing."""
         self._zero1.hold()
 
     def publish(self) -> None:
-        """Publish the weights that were changed; all weights, if the optimizer's update was held."""
+        """Publish the changed weights, or all if the optimizer's update was held."""
         if self._changed or self._zero1.is_held:
             self._zero1.publish(self._changed)
         self._changed = set()
 
     def change(self, names: Collection[str], values: Values, adds: bool) -> None:
-        """Set or move the masters of parameters `names`, and their copies."""
+        """Set the masters of parameters `names` and their copies, or add to them."""
         chosen = set(names)
         self._zero1.wait()
         for shard in self._zero1.shards():
@@ -85,7 +83,7 @@ class BundledWeights:
         self._changed |= chosen
 
     def _shared(self, shard: Shard, values: Values) -> Tensor:
-        """Return the values of a shard on its device, received from the owner where that is another rank."""
+        """Return the values of a shard on its device, received from its owner if that is another rank."""
         own, groups = values.get(shard.name), self._groups
         device = shard.gradient.device
         moved = torch.empty(shard.stop - shard.start, device=device) if own is None else own.to(device)

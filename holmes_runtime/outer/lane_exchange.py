@@ -1,4 +1,4 @@
-"""The process groups of one rank with ranks of other islands, one per lane, and the messages on them."""
+"""The process groups between one rank and ranks of other islands, one per lane, and the messages on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from holmes_runtime.comm.group_opening import GlooInterface, make_gloo
-from holmes_runtime.comm.streams import MIN_PART
+from holmes_runtime.comm.streams import parts_of
 from holmes_runtime.config.islands.roster import Arrival
 from holmes_runtime.node.admission.keyed_frames import tag_of
 from holmes_runtime.outer.lanes import Cell, Lane, lanes_of
@@ -21,7 +21,7 @@ from holmes_runtime.outer.rendezvous import Rendezvous
 
 
 class OpenLane(NamedTuple):
-    """A lane, and the Gloo group of its owners, in their order; None where this rank is the only one."""
+    """A lane, and the Gloo group of its owners in order; None if this rank is the only owner."""
 
     lane: Lane
     group: Any
@@ -54,9 +54,9 @@ class LaneMaker(NamedTuple):
         return lanes_of(layouts, position, self.rank)
 
     def tag(self, lane: Lane, name: str, position: int, *parts: Tensor) -> Tensor:
-        """Return the tag, uint8 (TAG_BYTES,), of a message of the owner at `position`; `name` is its round and purpose.
+        """Return the tag, uint8 (TAG_BYTES,), of a message from the owner at `position`; `name` is unique to it.
 
-        Both ends know the length of all parts.
+        Both ends know the lengths of all parts.
         """
         where = json.dumps([name, lane.owners, position]).encode() + b"\0"
         return torch.frombuffer(
@@ -64,9 +64,9 @@ class LaneMaker(NamedTuple):
         )
 
     def open(self, lanes: Sequence[Lane], position: int, name: str) -> list[OpenLane]:
-        """Make the groups of the lanes under `name`, which no earlier groups have.
+        """Make the groups of the lanes under `name`, which is unique to these groups.
 
-        All ranks go through their lanes in the order of owners, so that no group can wait for another in a circle.
+        All ranks make their groups in the order of owners, so that no circle of groups can wait for one another.
 
         Raises:
             RuntimeError: a group cannot be made; names the interface.
@@ -84,7 +84,7 @@ class LaneMaker(NamedTuple):
 
 
 class LaneMessage(NamedTuple):
-    """The messages of one lane to other owners, and the buffers for theirs, by position. One-dimensional, or empty."""
+    """The messages of one lane to other owners, and the buffers for theirs, by position. All are one-dimensional."""
 
     lane: OpenLane
     sends: dict[int, Tensor]
@@ -97,15 +97,14 @@ class PendingTransfers(NamedTuple):
     works: list[Any]
     messages: Sequence[LaneMessage]
 
-    def wait(self) -> int:
-        """Wait until all is sent and received; return the bytes received. Raises RuntimeError if a peer is gone."""
+    def wait(self) -> None:
+        """Wait until all is sent and received. Raises RuntimeError if a peer is lost."""
         for work in self.works:
             work.wait()
-        return sum(target.nbytes for message in self.messages for target in message.gets.values())
 
 
 def post(messages: Iterable[LaneMessage], streams: int) -> PendingTransfers:
-    """Start to send and receive all parcels at once."""
+    """Start to send and receive all messages at once."""
     posted = PendingTransfers([], list(messages))
     for (_, group), sends, gets in posted.messages:
         for position, target in gets.items():
@@ -116,7 +115,7 @@ def post(messages: Iterable[LaneMessage], streams: int) -> PendingTransfers:
 
 
 def carry(messages: Sequence[LaneMessage], streams: int) -> int:
-    """Send and receive all parcels at once; return the bytes sent. Raises RuntimeError if a peer is gone."""
+    """Send and receive all messages at once; return the bytes sent. Raises RuntimeError if a peer is lost."""
     post(messages, streams).wait()
     return sum(sent.nbytes for message in messages for sent in message.sends.values())
 
@@ -127,7 +126,5 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _parts(tensor: Tensor, streams: int) -> Sequence[Tensor]:
-    """Return the parts of a tensor, one per connection, none of an empty one; the same at both ends."""
-    if not tensor.numel():
-        return ()
-    return tensor.chunk(max(1, min(streams, tensor.numel() // MIN_PART)))
+    """Return the parts of a tensor, as many as `parts_of`; none if it is empty."""
+    return parts_of(tensor, streams) if tensor.numel() else ()

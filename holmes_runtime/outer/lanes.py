@@ -1,7 +1,7 @@
-"""Lanes between islands: the ranks that own the same elements, and those elements.
+"""Lanes between islands: the ranks that own the same elements, and these elements.
 
-Every island holds each parameter once, cut into pieces by its own plan. The elements that one rank of each island
-owns form a lane: only these ranks exchange them.
+Every island holds each parameter once, cut into pieces by its own plan. The elements that the same ranks own form a
+lane, and only these ranks exchange them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DIMS = 16
 
 @dataclass(frozen=True)
 class FlatSlice:
-    """Flat, row-major elements [start, stop) of the part at `offset`, of `shape`, of a parameter of `global_shape`."""
+    """Row-major elements [start, stop) of the part of `shape` at `offset` of a parameter of `global_shape`."""
 
     name: str
     global_shape: tuple[int, ...]
@@ -33,15 +33,15 @@ class FlatSlice:
     def __post_init__(self) -> None:
         check_counts(self, MAX_ELEMENTS, "global_shape", "offset", "shape", "start", "stop")
         dims = {len(self.global_shape), len(self.offset), len(self.shape)}
-        check("shape", self.shape, "must have the dimensions of the whole", len(dims) == 1 and max(dims) <= MAX_DIMS)
+        check("shape", self.shape, "must have as many dimensions", len(dims) == 1 and max(dims) <= MAX_DIMS)
         ends = (offset + size for offset, size in zip(self.offset, self.shape, strict=True))
         is_inside = all(end <= size for end, size in zip(ends, self.global_shape, strict=True))
-        check("shape", self.shape, "must be inside of the whole", is_inside)
+        check("shape", self.shape, "must lie within the parameter", is_inside)
         check("stop", self.stop, "must be in the part", self.start <= self.stop <= math.prod(self.shape))
 
 
 class ShardLayout(NamedTuple):
-    """The pieces that each rank of an island owns, by rank; together each parameter once."""
+    """The pieces that each rank of an island owns, by rank. Together they cover each parameter once."""
 
     ranks: tuple[tuple[FlatSlice, ...], ...]
 
@@ -55,24 +55,22 @@ class Cell(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """The number of its elements."""
         return math.prod(self.sizes)
 
 
 class Lane(NamedTuple):
-    """The ranks that own the same cells, one of each island, in the islands' order; and these cells, sorted."""
+    """The ranks that own the same cells, one per island in the order of islands, and these cells, sorted."""
 
     owners: tuple[int, ...]
     cells: tuple[Cell, ...]
 
     @property
     def elements(self) -> int:
-        """The number of elements of its cells."""
         return sum(cell.elements for cell in self.cells)
 
 
 def cells_of(piece: FlatSlice) -> list[Cell]:
-    """Return the boxes of the whole parameter that the piece consists of, in the order of its elements."""
+    """Return the boxes of the parameter that make up the piece, in the order of its elements."""
     return [
         Cell(piece.name, tuple(map(sum, zip(box.offsets, piece.offset, strict=True))), box.sizes)
         for box in boxes(piece.shape, piece.start, piece.stop)
@@ -80,34 +78,32 @@ def cells_of(piece: FlatSlice) -> list[Cell]:
 
 
 def lanes_of(layouts: Sequence[ShardLayout], island: int, rank: int) -> list[Lane]:
-    """Return the lanes of `rank` of the island at that position in `layouts`, sorted by owners.
+    """Return the lanes of `rank` of the island at position `island` in `layouts`, sorted by owners.
 
     Raises:
-        ValueError: an island does not hold what the rank owns; names the parameter.
+        ValueError: another island lacks elements that the rank owns; names the parameter.
     """
     names = {piece.name for piece in layouts[island].ranks[rank]}
     held = [_by_name(layout, names) for layout in layouts]
     found: dict[tuple[int, ...], list[Cell]] = {}
     for piece in layouts[island].ranks[rank]:
-        rendezvous: list[tuple[tuple[int, ...], Cell]] = [((), cell) for cell in cells_of(piece)]
+        owned: list[tuple[tuple[int, ...], Cell]] = [((), cell) for cell in cells_of(piece)]
         for position, by_name in enumerate(held):
-            theirs = by_name.get(piece.name, [])
             if position == island:
-                rendezvous = [((*owners, rank), cell) for owners, cell in rendezvous]
+                owned = [((*owners, rank), cell) for owners, cell in owned]
             else:
-                rendezvous = [
+                owned = [
                     ((*owners, owner), both)
-                    for owners, cell in rendezvous
-                    for owner, other in theirs
+                    for owners, cell in owned
+                    for owner, other in by_name[piece.name]
                     if (both := _intersection(cell, other)) is not None
                 ]
-            if sum(cell.elements for _, cell in rendezvous) != piece.stop - piece.start:
+            if sum(cell.elements for _, cell in owned) != piece.stop - piece.start:
                 raise ValueError(
-                    f"parameter {piece.name} of shape {piece.global_shape} is not in all islands, or is another there: "
-                    f"of {piece.stop - piece.start} elements on rank {rank} the island at position {position} lacks "
-                    "some: islands must train one model"
+                    f"parameter {piece.name} of shape {piece.global_shape}: the island at position {position} lacks "
+                    f"some of the {piece.stop - piece.start} elements on rank {rank}: islands must train the same model"
                 )
-        for owners, cell in rendezvous:
+        for owners, cell in owned:
             found.setdefault(owners, []).append(cell)
     return [Lane(owners, tuple(sorted(cells))) for owners, cells in sorted(found.items())]
 
@@ -123,7 +119,7 @@ def _by_name(layout: ShardLayout, names: Iterable[str]) -> dict[str, list[tuple[
 
 
 def _intersection(one: Cell, other: Cell) -> Cell | None:
-    """Return the common part of two cells of one parameter, None if they do not overlap, or differ in dimensions."""
+    """Return the common part of two cells of one parameter; None without one, or if their dimensions differ."""
     if len(one.sizes) != len(other.sizes):
         return None
     offsets, sizes = [], []
@@ -137,29 +133,29 @@ def _intersection(one: Cell, other: Cell) -> Cell | None:
 
 
 class Fragments(NamedTuple):
-    """The fragment of each parameter, of so many; outer sync number `last` has all parameters."""
+    """The fragment of each parameter. Outer sync `last` includes all parameters."""
 
     by_name: dict[str, int]
     num_fragments: int
     last: int
 
     def has(self, name: str, exchange: int) -> bool:
-        """Return True if that parameter takes part in that outer sync."""
+        """Return True if outer sync `exchange` includes the parameter."""
         return exchange >= self.last or self.by_name[name] == exchange % self.num_fragments
 
     def names(self, exchange: int) -> list[str]:
-        """Return the parameters of that outer sync."""
+        """Return the parameters of outer sync `exchange`."""
         return [name for name in self.by_name if self.has(name, exchange)]
 
     def rule(self, exchange: int, sync: OuterSync) -> tuple[float, float]:
-        """Return the rate and the momentum of its outer step; the last is the plain mean, as no steps follow."""
+        """Return the rate and momentum of the outer step. The last is a plain mean, as no inner steps follow it."""
         return (1.0, 0.0) if exchange >= self.last else (sync.outer_rate, sync.momentum)
 
 
 def fragments_of(layout: ShardLayout, num_fragments: int) -> dict[str, int]:
-    """Return the fragment of each parameter: the largest first, each to the emptiest fragment.
+    """Return the fragment of each parameter: the largest first, each in the smallest fragment so far.
 
-    It follows from names and shapes alone, so that it is the same in all islands.
+    Only names and shapes decide, so all islands compute the same.
     """
     sizes = {piece.name: math.prod(piece.global_shape) for pieces in layout.ranks for piece in pieces}
     filled = [0] * num_fragments

@@ -1,4 +1,4 @@
-"""The weights of a trainer of the user's own: tensors that ranks hold whole, and DTensors as fully_shard makes them."""
+"""The weights of a user's own trainer: tensors that each rank holds whole, and DTensors as made by fully_shard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _HeldParts(NamedTuple):
 
 
 class _SharedPart(NamedTuple):
-    """A part that this rank holds; of its copies on the ranks of `group`, None for this rank alone, `owner` has it."""
+    """A part on this rank, owned by rank `owner`. `group` joins the ranks with copies; None without copies."""
 
     held: HeldPart
     owner: int
@@ -41,12 +41,12 @@ class _SharedPart(NamedTuple):
 
 
 class LocalWeights:
-    """The `parameters` of rank `rank` by name; ranks of `group`, all of the island, make theirs together.
+    """The `parameters` of rank `rank` by name. All ranks of the island, which `group` joins, make theirs together.
 
-    Copies are divided among their ranks: each owns about as many numbers. A parameter without a gradient is left out.
+    Among ranks with copies, ownership is balanced by elements. Parameters without a gradient are left out.
 
     Raises:
-        RuntimeError: a parameter is held in a way that is not supported; names it.
+        RuntimeError: a parameter is distributed in an unsupported way; names it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LocalWeights:
                 raise RuntimeError("parameters come without their names: give Island model.named_parameters()")
             name, each = item
             if name in trained:
-                raise RuntimeError(f"two parameters are called {name}: give each a name of its own")
+                raise RuntimeError(f"two parameters are called {name}: give each its own name")
             if each.requires_grad:
                 trained[name] = each
         self._parameters: Mapping[str, Tensor] = {name: each for name, each in trained.items() if _local(each).numel()}
@@ -85,17 +85,16 @@ class LocalWeights:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return the numbers of an owned part."""
         return _local(self._parameters[name]).flatten()
 
     def hold(self) -> None:
-        """Do nothing: the optimizer's update is the weights' own memory."""
+        """Do nothing: the optimizer updates the weights in place."""
 
     def publish(self) -> None:
-        """Do nothing."""
+        """Do nothing: changes are made in place."""
 
     def change(self, names: Collection[str], values: Values, adds: bool) -> None:
-        """Set or move the local part of parameters `names`, on all ranks with copies."""
+        """Set the local part of parameters `names`, or add to it, on all ranks with copies."""
         chosen = set(names)
         for held, owner, group in self._parts:
             if held.name not in chosen:
@@ -112,10 +111,10 @@ class LocalWeights:
                 local.copy_(moved)
 
     def check_copies(self) -> None:
-        """Check that ranks with copies have the same numbers.
+        """Check that ranks with copies have the same values.
 
         Raises:
-            RuntimeError: they differ, as tensor shards do that are no DTensors; names the parameter and the rank.
+            RuntimeError: they differ, like tensor shards that are not DTensors; names the parameter and the rank.
         """
         for held, owner, group in self._parts:
             if group is None:
@@ -126,12 +125,12 @@ class LocalWeights:
             if not torch.equal(mine, theirs):
                 raise RuntimeError(
                     f"parameter {held.name} of shape {held.part.shape} has other values on this rank than on rank "
-                    f"{owner}: islands exchange tensors that each rank has whole, and parts of DTensors"
+                    f"{owner}: islands exchange tensors that each rank has whole, and DTensors"
                 )
 
 
 def _local(parameter: Tensor) -> Tensor:
-    """Return the memory of this rank's numbers of a parameter."""
+    """Return this rank's part of a parameter, without a copy."""
     with torch.no_grad():
         local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
         return local.detach()
@@ -143,13 +142,13 @@ def _part_of(name: str, parameter: Tensor) -> TensorPart:
     if not isinstance(parameter, DTensor):
         return TensorPart(shape, (0,) * len(shape), shape)
     if any(each.is_partial() for each in parameter.placements):
-        raise RuntimeError(f"parameter {name} is a sum over ranks ({parameter.placements}), which islands do not have")
+        raise RuntimeError(f"parameter {name} is a partial sum ({parameter.placements}), which islands cannot exchange")
     sizes, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     return TensorPart(shape, tuple(offset), tuple(sizes))
 
 
 def _holders(by_rank: Iterable[Iterable[HeldPart]]) -> dict[HeldPart, list[int]]:
-    """Return the ranks that hold each part, the largest part first. Raises RuntimeError for unlike shapes."""
+    """Return the ranks that hold each part, the largest part first. Raises RuntimeError if shapes differ."""
     found: dict[HeldPart, list[int]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for rank, parts in enumerate(by_rank):
@@ -157,8 +156,8 @@ def _holders(by_rank: Iterable[Iterable[HeldPart]]) -> dict[HeldPart, list[int]]
             shape = held.part.global_shape
             if shapes.setdefault(held.name, shape) != shape:
                 raise RuntimeError(
-                    f"parameter {held.name} is of shape {shape} on rank {rank}, and of {shapes[held.name]} on an "
-                    "earlier one: islands exchange tensors that each rank has whole, and DTensors"
+                    f"parameter {held.name} has shape {shape} on rank {rank} and {shapes[held.name]} on an earlier "
+                    "one: islands exchange tensors that each rank has whole, and DTensors"
                 )
             found.setdefault(held, []).append(rank)
     order = sorted(found, key=lambda each: (-math.prod(each.part.shape), each.name, each.part.offset))

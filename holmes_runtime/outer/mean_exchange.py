@@ -1,7 +1,7 @@
-"""The exchange of pseudo-gradients in an outer sync: from each to everyone, or reduced in chunks.
+"""The exchange of pseudo-gradients in an outer sync: each member sends to everyone, or members reduce chunks.
 
-In chunks, each member receives the others' values of its own chunk, and takes the mean in the islands' order.
-Its own values enter the mean without a codec's rounding. It packs the mean and sends it to everyone. All unpack the
+With chunks, each member receives the others' values of its own chunk, and computes the mean in the order of islands.
+Its own values enter the mean without the codec's rounding. It packs the mean and sends it to everyone. All unpack the
 same bytes, including the sender.
 """
 
@@ -23,11 +23,11 @@ from holmes_runtime.outer.outer_step import OutgoingGradient, arrived, outgoing,
 FP32_BYTES = 4
 
 Parts = dict[int, tuple[Tensor, ...]]
-"""By position what was sent there or came from there, in order."""
+"""By position: the messages sent to it or received from it, in order."""
 
 
 class LaneChange(NamedTuple):
-    """The values of a lane that an island brings, fp32 (elements,); `error` is None where no codec rounds."""
+    """The values that an island contributes on a lane, fp32 (elements,); `error` is None without a codec."""
 
     anchor: Tensor
     parameters: Tensor
@@ -40,7 +40,7 @@ class LaneChange(NamedTuple):
 
 
 class LaneMean(NamedTuple):
-    """The mean of a lane, as `parts` with their `tokens`; the error that is left; all bytes sent and received."""
+    """The mean of a lane as `parts` with their `tokens`, the remaining error, and all messages sent and received."""
 
     parts: list[Tensor]
     tokens: list[int]
@@ -50,7 +50,7 @@ class LaneMean(NamedTuple):
 
 
 def chunks_of(elements: int, num_members: int) -> list[slice]:
-    """Return by member the chunk of a lane that it reduces, in whole blocks; in a small lane some are empty."""
+    """Return by member the chunk of a lane that it reduces, in whole blocks. In a small lane some are empty."""
     blocks = -(-elements // OUTER_BLOCK)
     bounds = [min(elements, blocks * k // num_members * OUTER_BLOCK) for k in range(num_members + 1)]
     return [slice(first, last) for first, last in pairwise(bounds)]
@@ -64,12 +64,12 @@ def sizes_to_everyone(elements: int, num_members: int) -> list[int]:
 
 
 def buffer_for(codec: Codec, elements: int) -> Tensor:
-    """Return an empty buffer for so many packed elements, uint8."""
+    """Return an uninitialized buffer for `elements` packed elements, uint8."""
     return torch.empty(packed_bytes(codec, elements, FP32_BYTES, OUTER_BLOCK), dtype=torch.uint8)
 
 
 def mean_of(roster: Roster, packed: Sequence[Tensor], codec: Codec, elements: int) -> tuple[list[Tensor], list[int]]:
-    """Return the mean of a lane, as parts with their tokens, from the bytes that each member has sent to everyone."""
+    """Return the mean of a lane, as parts with their tokens, from the bytes that each member sent to everyone."""
     sizes = sizes_to_everyone(elements, len(roster.members))
     values = [arrived(each, codec, size) for each, size in zip(packed, sizes, strict=True)]
     if is_chunked(len(roster.members)):
@@ -86,7 +86,7 @@ class MeanExchange(NamedTuple):
     streams: int
 
     def run(self, lanes: Sequence[OpenLane], changes: Sequence[LaneChange]) -> list[LaneMean]:
-        """Exchange the changes of all lanes at once; return their means. Raises RuntimeError if a peer is gone."""
+        """Exchange the changes of all lanes at once; return their means. Raises RuntimeError if a peer is lost."""
         exchange = self._in_chunks if is_chunked(len(self.roster.members)) else self._to_everyone
         return exchange(lanes, changes)
 
@@ -125,7 +125,10 @@ class MeanExchange(NamedTuple):
     def _in_chunks(self, lanes: Sequence[OpenLane], changes: Sequence[LaneChange]) -> list[LaneMean]:
         members = self.roster.member_positions
         chunks = [dict(zip(members, chunks_of(len(change.anchor), len(members)), strict=True)) for change in changes]
-        own = [self._outgoing(change, of_lane) for change, of_lane in zip(changes, chunks, strict=True)]
+        own = [
+            {peer: outgoing(*change.within(of_lane[peer]), self.codec) for peer in self._peers}
+            for change, of_lane in zip(changes, chunks, strict=True)
+        ]
         to_reduce = [
             LaneMessage(
                 lane,
@@ -148,10 +151,6 @@ class MeanExchange(NamedTuple):
         carry(reduced, self.streams)
         return [self._gathered(*of_lane) for of_lane in zip(own, changes, to_reduce, reduced, strict=True)]
 
-    def _outgoing(self, change: LaneChange, chunks: dict[int, slice]) -> dict[int, OutgoingGradient]:
-        """Return the packed chunks that each peer reduces."""
-        return {peer: outgoing(*change.within(chunks[peer]), self.codec) for peer in self._peers}
-
     def _reduced(self, mine: LaneChange, message: LaneMessage) -> OutgoingGradient:
         """Return the packed mean of this rank's chunk."""
         exact = mine.parameters if self.codec == "none" else mine.anchor - mine.parameters
@@ -170,7 +169,7 @@ class MeanExchange(NamedTuple):
 
 
 def _bytes_of(*messages: LaneMessage) -> tuple[Parts, Parts]:
-    """Return all that a lane's messages have sent and received, by position."""
+    """Return everything that a lane's messages sent and received, by position."""
     sent: Parts = {}
     received: Parts = {}
     for message in messages:

@@ -1,4 +1,4 @@
-"""The offer an island brings to an outer sync, and the outcome it receives."""
+"""The contribution of an island to an outer sync, and the outcome that it receives."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from holmes_runtime.outer.island_weights import Values
 
 
 class Contribution(NamedTuple):
-    """The contribution of an island to outer sync `exchange`: the parameters it sends, and the tokens behind them.
+    """The contribution of an island to outer sync `exchange`: its parameters, and the tokens they were trained on.
 
-    It is not used if the island `is_behind`. `lineage` identifies its state on arrival. `early` is the share of an
-    interval's steps that it had not taken when it was called, and `interval_s` the seconds of a whole interval.
+    It is unused if the island `is_behind`. `lineage` identifies its state on arrival. `early` is the share of an
+    interval's steps that it had not taken when it was called. `interval_s` are the seconds of a whole interval.
     """
 
     exchange: int
@@ -30,12 +30,12 @@ class Contribution(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of outer sync `exchange`: anchor, momentum and, if any, error of each of its pieces.
+    """The result of outer sync `exchange`: anchor, momentum and, with a codec, error of each of its pieces.
 
-    A joining rank gets the anchor and momentum of all its pieces, no error, and no digest. `islands` are those with a
-    pseudo-gradient in the mean, and `tokens` their sum. `digest` is that of this rank's part; an island's is the sum
-    over its ranks. The roster was agreed on at `decided_s` of this rank's clock, and the outer sync had taken place at
-    `held_s`. `early` and `interval_s` are the furthest island's.
+    A joining rank gets the anchor and momentum of all its pieces, but no error and no digest. `islands` contributed
+    pseudo-gradients to the mean, from `tokens` in total. `digest` covers this rank's part; summed over its ranks it is
+    the island's. `decided_s` and `held_s` are the times of the roster and of the result on this rank's clock. `early`
+    and `interval_s` belong to the furthest island.
     """
 
     exchange: int
@@ -78,8 +78,8 @@ class Outcome(NamedTuple):
             interval_s=furthest.interval_s,
         )
 
-    def said(self, waited_s: float) -> AppliedOuterSync:
-        """Return the outcome as metrics of a step that waited `waited_s` for it."""
+    def report(self, waited_s: float) -> AppliedOuterSync:
+        """Return the outcome as a metric of the step that waited `waited_s` for it."""
         return AppliedOuterSync(
             self.exchange,
             self.has_joined,
@@ -95,7 +95,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class InFlightSync:
-    """An outer sync of the parameters after `sent_steps`, `early_steps` before it was due, and its outcome."""
+    """An outer sync of the parameters after `sent_steps`, which were `early_steps` early, and its outcome."""
 
     sent_steps: int
     early_steps: int

@@ -1,10 +1,12 @@
 """The DiLoCo outer loop on one rank: exchanges fragments with other islands while inner steps continue.
 
 When a fragment is due, its parameters are copied to host memory, and a thread exchanges their pseudo-gradient with the
-other islands. Training goes on meanwhile, from an estimate: the outer step as if the others had sent the same.
-`delay_steps` later the outcome is applied: the parameters move by the error of the estimate, so that what was learned
-in between stays. What an island knows by itself is never late. An island arrives at an outer sync before it is due
-where others wait for it: because they come back and need its state, or because it has become slow.
+other islands. Training continues meanwhile from an estimate: the outer step as if the other islands had sent the same
+pseudo-gradient. The outcome is applied `delay_steps` later: the parameters move by the error of the estimate, which
+keeps what the inner steps in between have learned.
+
+An island arrives at an outer sync before it is due if others wait for it: they have come back and need its state, or
+it has become slow.
 """
 
 from __future__ import annotations
@@ -36,20 +38,17 @@ from holmes_runtime.outer.rendezvous import LOOK_S, Rendezvous
 from holmes_runtime.outer.rendezvous_store import open_meeting
 from holmes_runtime.outer.sync_steps import Rounds, StepPace, TakenByOthers, is_awaited, next_due, taken_since
 
-OPENING_S = 30.0  # beyond the grace, for ranks that have agreed to exchange to find one another
+OPENING_S = 30.0  # beyond the grace time, for ranks of an agreed roster to connect to one another
 
 
 class _AnchorSum(NamedTuple):
-    """The sum of the bits of a rank's anchor."""
+    """The sum of a rank's anchor, with its bits read as integers."""
 
     bits: int
 
 
 class OuterLoop:
-    """The outer loop of rank `rank`, which has `weights`.
-
-    All ranks call all methods after the same step.
-    """
+    """The outer loop of one rank. All ranks call its methods after the same steps."""
 
     def __init__(
         self,
@@ -60,9 +59,10 @@ class OuterLoop:
         frozen_weights: str | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
-        """`call` makes all ranks arrive at that outer sync at once. `frozen_weights`: their identity, if any.
+        """Connect to the rendezvous.
 
-        `group`: all ranks, for tensors in host memory; by default torch's own.
+        `call` makes all ranks arrive at an outer sync at once, given its number. `frozen_weights` identifies weights
+        that are not trained. `group` joins all ranks for tensors in host memory; torch's default group by default.
 
         Raises:
             RuntimeError: the rendezvous does not answer.
@@ -75,30 +75,33 @@ class OuterLoop:
         self._exchanges = partial(IslandSync, training, rank, self._state, self._rendezvous, store)
         self._rounds = Rounds(training.steps, self._sync.inner_steps, self._sync.fragments)
         self._in_flight: InFlightSync | None = None
-        self._unapplied: int | None = None  # the steps of the last send with an outcome that is not applied yet
+        self._unapplied: int | None = None  # the steps at which the outer sync that is still to be applied was sent
         self._fragments = Fragments({}, self._sync.fragments, self._rounds.last)
-        self._behind_steps = 0  # steps that the others have taken, to be skipped once the outcome is applied
-        self._watched: Future[Outcome] | None = None  # the outer sync after which the next one's arrivals are watched
+        self._behind_steps = 0  # steps that the others have taken, skipped once the outcome is applied
+        self._watched: Future[Outcome] | None = None  # the outer sync after which arrivals at the next are watched
         self._pace = StepPace(0, time.monotonic(), 0)
         self.counters = OuterCounters(0, "", (0,) * self._sync.fragments)
-        self._said = deque[AppliedOuterSync]()
+        self._unreported = deque[AppliedOuterSync]()
 
     def saved(self) -> Mapping[str, TensorPiece]:
-        """Return the tensors a checkpoint holds in addition to the counters; it is loaded into the same ones."""
+        """Return the tensors that a checkpoint holds in addition to the counters. Loading fills these tensors."""
         return self._state.saved()
 
     def begin(self, steps: int, counters: OuterCounters | None) -> int:
-        """Join the other islands after so many steps; return the steps to go on from, more where others had gone on.
+        """Join the other islands after `steps` steps.
 
-        `counters` belong to the loaded checkpoint; without one the weights are the anchor, and outer syncs before are
-        left out.
+        `counters` belong to the loaded checkpoint. Without one the weights become the anchor, and earlier outer syncs
+        are skipped.
+
+        Returns:
+            The steps to continue from: more than `steps` if the other islands are ahead.
 
         Raises:
-            RuntimeError: another island trains another model, begins with other weights, or has another tokenizer.
+            RuntimeError: another island has another model, other initial weights or another tokenizer.
         """
         if counters is None:
             self._state.start_from_masters()
-            first = self._rounds.first_open(steps, self._sync.delay_steps)  # more would move weights by momentum alone
+            first = self._rounds.first_open(steps, self._sync.delay_steps)  # earlier ones would apply momentum alone
             self.counters = OuterCounters(first, "", (steps,) * self._sync.fragments)
         else:
             self._go_on_from(counters, steps)
@@ -126,14 +129,14 @@ class OuterLoop:
     def _go_on_from(self, counters: OuterCounters, steps: int) -> None:
         then = len(counters.synced_steps)
         if then != self._sync.fragments:
-            raise RuntimeError(f"the checkpoint is of a run with {then} fragments, this one has {self._sync.fragments}")
+            raise RuntimeError(f"the checkpoint was saved with {then} fragments; this run has {self._sync.fragments}")
         self.counters = counters._replace(are_common=False)
         sent_steps = counters.synced_steps[(counters.exchange - 1) % then]
         if counters.exchange and steps < sent_steps + self._sync.delay_steps:
             self._unapplied = sent_steps
 
     def before_step(self, step: int) -> None:
-        """Delay the publication of that step's weights if an outer step is known to change them after it."""
+        """Delay publishing the weights of `step` if an outer step will change them right after it."""
         acts = [self._due_steps if self._in_flight is None else self._in_flight.sent_steps + self._sync.delay_steps]
         if self._unapplied is not None:
             acts.append(self._unapplied + self._sync.delay_steps)
@@ -141,9 +144,10 @@ class OuterLoop:
             self._weights.hold()
 
     def after_step(self, steps: int, stops: bool, called: int) -> int:
-        """Do all that is due after so many steps; return the steps to go on from, more where others had gone on.
+        """Do everything that is due after `steps` steps; return the steps to continue from.
 
-        Arrives at outer sync `called` at once. If the run `stops`, or these are all steps, others stop waiting for us.
+        These are more than `steps` if the other islands are ahead. The island arrives at outer sync `called` at once.
+        When the run `stops` or has taken all steps, the others stop waiting for this island.
         """
         delay = self._sync.delay_steps
         self._pace = self._pace._replace(steps=steps)
@@ -155,7 +159,8 @@ class OuterLoop:
         if self._in_flight is None and steps < self._training.steps and (is_called or steps >= self._due_steps):
             sent = self._send(steps, is_behind=False)
             if delay:
-                self._go_ahead(sent)
+                estimate = self._state.estimate(sent)
+                self._weights.change(self._fragments.names(self.counters.exchange), estimate, adds=False)
             else:
                 steps = self._receive(steps)
             self._pace = StepPace(steps, time.monotonic(), steps)
@@ -164,29 +169,29 @@ class OuterLoop:
         self._weights.publish()
         return steps
 
-    def take_said(self) -> AppliedOuterSync | None:
-        """Return the oldest outer sync not reported yet; an island that has joined may have several, one a step."""
-        return self._said.popleft() if self._said else None
+    def next_report(self) -> AppliedOuterSync | None:
+        """Return the oldest outer sync that has not been reported; each step reports one at most."""
+        return self._unreported.popleft() if self._unreported else None
 
     def settle(self) -> None:
-        """Wait for the outer sync in flight, so that a checkpoint has it; it is applied when it is due."""
+        """Wait for the outer sync in flight, so that a checkpoint includes it. It is applied when it is due."""
         if self._in_flight is not None and not self._in_flight.outcome.result().has_joined:
             self._take(self._in_flight)
 
     def _finish(self, steps: int) -> int:
-        """End this start of the run; at the end of the run, bring all islands to the same weights."""
+        """End this start of the island. At the end of the run, all islands end with the same weights."""
         is_over = steps >= self._training.steps
         self._watched = None
         if is_over:
-            steps = self._hold_the_last(steps)
+            steps = self._run_last_syncs(steps)
             self._exchange.finish()
         self.settle()
         if self._rank == 0:
             self._rendezvous.leave(is_over)
         return steps
 
-    def _hold_the_last(self, steps: int) -> int:
-        """Hold the outer syncs that are left, the last with all parameters, which become the anchor."""
+    def _run_last_syncs(self, steps: int) -> int:
+        """Run the remaining outer syncs. The last includes all parameters, which then equal the anchor."""
         while True:
             if self._in_flight is not None:
                 steps = self._receive(steps)
@@ -194,7 +199,7 @@ class OuterLoop:
                 steps = self._apply(steps)
             if self.counters.exchange > self._rounds.last:
                 break
-            self._said.clear()  # a step has room for one, and the last is that by which islands are compared
+            self._unreported.clear()  # a step reports one, and islands are compared by the last
             self._send(steps, is_behind=False)
         self._weights.change(self._fragments.by_name, self._state.anchor, adds=False)
         self._state.forget()
@@ -203,17 +208,17 @@ class OuterLoop:
 
     @property
     def _due_steps(self) -> int:
-        """The steps after which the next outer sync is due; one of this run is due at its end at the latest."""
+        """The steps after which the next outer sync is due, at the latest at the end of the run."""
         number, due = self.counters.exchange, next_due(self.counters, self._sync.inner_steps)
         if (sent := self._in_flight) is not None:
             number, due = number + 1, sent.sent_steps + sent.early_steps + self._rounds.interval(number + 1)
         return min(due, self._training.steps) if number <= self._rounds.last else due
 
     def _send(self, steps: int, is_behind: bool) -> Values:
-        """Start the next outer sync; return the parameters it sends, only those this rank owns.
+        """Start the next outer sync; return the parameters it sends, of the pieces this rank owns.
 
         Raises:
-            RuntimeError: one has numbers that are not finite, which would be in all islands' mean; names it.
+            RuntimeError: a parameter is not finite and would spoil the mean of all islands; names it.
         """
         number, lineage, synced_steps, *_ = self.counters
         taken = steps - synced_steps[number % self._sync.fragments]
@@ -221,7 +226,7 @@ class OuterLoop:
         sent = self._state.masters(name for name in self._fragments.names(number) if name in self._state.owned)
         if bad := [] if is_behind else [name for name, each in sent.items() if not each.isfinite().all()]:
             raise RuntimeError(
-                f"after step {steps} parameter {bad[0]} has numbers that are {NOT_FINITE}: no other island is sent them"
+                f"after step {steps} parameter {bad[0]} has numbers that are {NOT_FINITE}: no other island gets them"
             )
         early_steps = 0 if is_behind else max(0, self._due_steps - steps)
         interval, step_s = self._rounds.interval(number), self._pace.step_s()
@@ -229,13 +234,13 @@ class OuterLoop:
         contribution = Contribution(number, lineage, is_behind, sent, max(tokens, 1), early, interval * step_s, step_s)
         self._in_flight = InFlightSync(steps, early_steps, Future())
         self._watched = self._in_flight.outcome
-        # A daemon: when the run fails elsewhere, it must not wait for islands that are gone.
+        # A daemon thread: if the run fails elsewhere, the process must not wait for lost islands.
         Thread(target=self._run, args=(self._in_flight.outcome, contribution), name="islands", daemon=True).start()
         return sent
 
     def _run(self, outcome: Future[Outcome], contribution: Contribution) -> None:
         try:
-            outcome.set_result(self._exchange.hold(contribution))
+            outcome.set_result(self._exchange.run(contribution))
         except Exception as error:  # raised again in the training thread
             outcome.set_exception(error)
         else:
@@ -243,7 +248,7 @@ class OuterLoop:
                 self._watch(outcome)
 
     def _watch(self, before: Future[Outcome]) -> None:
-        """Watch, until the outer sync after `before` is sent, if others wait for this island to arrive at it."""
+        """Call all ranks to the outer sync after `before` if other islands wait for this one there."""
         while self._rank == 0 and self._watched is before:
             number = before.result().exchange + 1
             left_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
@@ -253,12 +258,8 @@ class OuterLoop:
                 break
             time.sleep(LOOK_S)
 
-    def _go_ahead(self, sent: Values) -> None:
-        """Move the parameters just sent to their outer step as if all islands had sent the same."""
-        self._weights.change(self._fragments.names(self.counters.exchange), self._state.go_ahead(sent), adds=False)
-
     def _receive(self, steps: int) -> int:
-        """Wait for the outer sync in flight and apply it; return the steps to go on from."""
+        """Wait for the outer sync in flight and apply it; return the steps to continue from."""
         assert self._in_flight is not None
         waited_s = time.monotonic()
         outcome = self._in_flight.outcome.result()
@@ -269,18 +270,20 @@ class OuterLoop:
             )
             steps = self._join(outcome, max(steps, min(came, self._training.steps - 1)))
             if self._rank == 0:
-                weights = f"weights that are up to {self._sync.inner_steps} steps old: its loss starts above theirs"
-                joined = f"has joined the other islands, which had gone on: goes on after {steps} steps"
-                print(f"{joined}, from {weights}", flush=True)
+                print(
+                    f"has joined the other islands, which were ahead: continues after {steps} steps from weights up to "
+                    f"{self._sync.inner_steps} steps old, so its loss starts above theirs",
+                    flush=True,
+                )
         else:
             self._take(self._in_flight)
             steps = self._apply(steps)
         self._in_flight = None
-        self._said.append(outcome.said(waited_s))
+        self._unreported.append(outcome.report(waited_s))
         return steps
 
     def _take(self, in_flight: InFlightSync) -> None:
-        """Take over an outcome into this rank's state, all but the parameters."""
+        """Take over an outcome into this rank's state, except for the parameters."""
         outcome, state = in_flight.outcome.result(), self._state
         state.take(outcome.anchor, outcome.momentum, outcome.error)
         if state.correction is not None:
@@ -294,10 +297,10 @@ class OuterLoop:
         self._behind_steps = max(0, in_flight.early_steps - furthest_steps)
 
     def _join(self, outcome: Outcome, steps: int) -> int:
-        """Take over the state of the others, parameters included; return the steps to go on from.
+        """Take over the state of the other islands, including the parameters; return the steps to continue from.
 
-        These include the steps the others took meanwhile, so that this island arrives at the next outer sync with them:
-        always some steps behind, it would join anew each time, and lose its own progress.
+        These include the steps that the others took meanwhile, so that all arrive at the next outer sync together. An
+        island that stayed some steps behind would have to join at every outer sync, and lose its own progress.
         """
         self._state.take(outcome.anchor, outcome.momentum, None)
         self._state.forget()
@@ -305,7 +308,7 @@ class OuterLoop:
         until_s, since_s = outcome.held_s - outcome.decided_s, time.monotonic() - outcome.held_s
         interval_steps, delay_steps = self._rounds.interval(outcome.exchange + 1), self._sync.delay_steps
         taken = taken_since(until_s, since_s, outcome.interval_s, interval_steps, delay_steps)
-        mine = TakenByOthers(max(0, min(taken, self._training.steps - steps - 1)))  # one at least is left
+        mine = TakenByOthers(max(0, min(taken, self._training.steps - steps - 1)))  # leaves at least one
         now = steps + broadcast_record(mine, self._group).steps
         synced = [now] * self._sync.fragments
         synced[outcome.exchange % self._sync.fragments] = steps
@@ -315,9 +318,9 @@ class OuterLoop:
         return now
 
     def _apply(self, steps: int) -> int:
-        """Apply the last outcome: move its parameters to the anchor, or by the correction if steps were taken since.
+        """Apply the last outcome: set its parameters to the anchor, or add the correction if steps were taken since.
 
-        Return the steps to go on from: an island slower than the furthest skips the steps it is missing.
+        Return the steps to continue from: an island behind the furthest skips the steps that it lacks.
         """
         left_out = min(self._behind_steps, self._training.steps - steps)
         adds = steps != self._unapplied

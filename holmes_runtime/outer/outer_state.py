@@ -1,4 +1,4 @@
-"""The part of the islands' common state that a rank keeps in host memory: that of the pieces it owns."""
+"""The islands' common state of the pieces that one rank owns, in host memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from holmes_runtime.checkpoint.tensor_piece import TensorPiece
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.outer.island_weights import IslandWeights, Values
 from holmes_runtime.outer.lanes import Cell, FlatSlice
-from holmes_runtime.outer.outer_step import step_ahead
+from holmes_runtime.outer.outer_step import estimated_anchor
 
 
 class OuterState:
     """Anchor and momentum of the pieces that a rank owns, and this island's unsent remainders.
 
-    `error` is what codecs have rounded away, None where none does. `correction` is the anchor less the estimate that
-    the parameters went on from, added to them after `delay_steps`; None where there is no delay. `frozen_weights` is
-    the identity of weights that are not exchanged.
+    `error` is the rounding error of the codec, None without a codec. `correction` is the anchor minus the estimate
+    from which training continued; it is added to the parameters after `delay_steps`, and None without a delay.
+    `frozen_weights` identifies weights that are not exchanged.
     """
 
     def __init__(self, weights: IslandWeights, sync: OuterSync, frozen_weights: str | None = None) -> None:
@@ -43,11 +43,11 @@ class OuterState:
             values.copy_(self._weights.read(name))
 
     def anchor_sum(self) -> int:
-        """Return the sum of the anchor's bits as numbers: with other ranks' the same however weights are divided."""
+        """Return the sum of the anchor's bits as integers. Over all ranks it does not depend on the layout."""
         return sum(int(each.view(torch.int32).sum(dtype=torch.int64)) for each in self.anchor.values())
 
     def take(self, anchor: Values, momentum: Values, error: Values | None) -> None:
-        """Take over the state after an outer sync, of some of the parameters."""
+        """Take over the state of some parameters after an outer sync."""
         for name in anchor:
             self.anchor[name].copy_(anchor[name])
             self.momentum[name].copy_(momentum[name])
@@ -55,17 +55,17 @@ class OuterState:
             assert self.error is not None
             self.error[name].copy_(rounded)
 
-    def go_ahead(self, sent: Values) -> Values:
-        """Return the outer step of `sent` as if all islands had sent the same; the correction becomes its negative."""
+    def estimate(self, sent: Values) -> Values:
+        """Return the anchor if all islands had sent the same as this one, and set the correction to its negative."""
         assert self.correction is not None
         rate, factor = self._sync.outer_rate, self._sync.momentum
-        ahead = {
-            name: step_ahead(self.anchor[name], self.momentum[name], values, rate, factor)
+        estimate = {
+            name: estimated_anchor(self.anchor[name], self.momentum[name], values, rate, factor)
             for name, values in sent.items()
         }
-        for name, values in ahead.items():
-            torch.neg(values, out=self.correction[name])  # the anchor to come is added
-        return ahead
+        for name, values in estimate.items():
+            torch.neg(values, out=self.correction[name])  # the outcome adds its anchor
+        return estimate
 
     def forget(self) -> None:
         """Drop this island's own error and correction."""
@@ -80,7 +80,7 @@ class OuterState:
         )
 
     def saved(self) -> dict[str, TensorPiece]:
-        """Return the tensors a checkpoint holds of this state, by the names they have there."""
+        """Return the tensors of this state by their names in a checkpoint."""
         kinds = {"anchor": self.anchor, "momentum": self.momentum, "error": self.error, "correction": self.correction}
         return {
             f"{kind}/{name}": TensorPiece(piece, self.owned[name].part, self.owned[name].start, self.owned[name].stop)
@@ -89,14 +89,14 @@ class OuterState:
         }
 
     def views(self, values: Mapping[str, Tensor], cells: Iterable[Cell]) -> Iterator[Tensor]:
-        """Yield the memory of each cell in `values` of the rank's pieces, in the cell's shape."""
+        """Yield a view of each cell in `values`, in the cell's shape."""
         for cell in cells:
             shard = self.owned[cell.name]
             piece = TensorPiece(values[cell.name], shard.part, shard.start, shard.stop)
             yield next(view for chunk, box in piece.chunks() if (view := _within(chunk.offsets, box, cell)) is not None)
 
     def gather(self, values: Mapping[str, Tensor], cells: Iterable[Cell]) -> Tensor:
-        """Return the numbers of the cells one after the other, fp32 (elements,)."""
+        """Return the numbers of all cells in order, fp32 (elements,)."""
         return torch.cat([view.reshape(-1) for view in self.views(values, cells)])
 
     def scatter(self, numbers: Tensor, values: Mapping[str, Tensor], cells: Iterable[Cell]) -> None:
@@ -108,7 +108,7 @@ class OuterState:
 
 
 def _within(first: Iterable[int], box: Tensor, cell: Cell) -> Tensor | None:
-    """Return the cell as a view of the box whose first element is at `first`; None if it is not inside."""
+    """Return the cell as a view of `box`, which begins at `first`; None if the cell is not inside."""
     begins = [offset - start for offset, start in zip(cell.offsets, first, strict=True)]
     if any(
         begin < 0 or begin + size > length for begin, size, length in zip(begins, cell.sizes, box.shape, strict=True)

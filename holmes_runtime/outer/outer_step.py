@@ -1,9 +1,8 @@
 """The outer step: the Nesterov update of the anchor by the mean pseudo-gradient of all islands.
 
-An island's pseudo-gradient is the anchor, where all began, less its parameters now. Their mean is the gradient of
-an outer optimizer with Nesterov momentum, and its result is the next anchor. Every operation is one that IEEE 754
-defines, on fp32 numbers of the host: islands that take the same step have the same bits.
-Source: Douillard et al., DiLoCo, 2023.
+An island's pseudo-gradient is the anchor minus its current parameters. The mean of all is the gradient of an outer
+optimizer with Nesterov momentum, which gives the next anchor. IEEE 754 defines each operation, on fp32 numbers in host
+memory, so islands that take the same step have the same bits. Source: Douillard et al., DiLoCo, 2023.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class OutgoingGradient(NamedTuple):
 
 
 def outgoing(anchor: Tensor, parameters: Tensor, error: Tensor | None, codec: Codec) -> OutgoingGradient:
-    """Pack an island's part in the mean: its pseudo-gradient plus the previous `error`, or all its `parameters`.
+    """Pack an island's part of the mean: its pseudo-gradient plus the previous `error`. All are fp32 (elements,).
 
-    All fp32 (elements,). Without a codec the parameters themselves are sent, so that a lone island keeps each bit.
+    Without a codec it sends the `parameters` themselves, so that a lone island keeps every bit.
     """
     if codec == "none":
         return OutgoingGradient(pack(parameters, codec, None), parameters, error)
@@ -42,9 +41,9 @@ def outgoing(anchor: Tensor, parameters: Tensor, error: Tensor | None, codec: Co
 
 
 def packed_mean(parts: Sequence[Tensor], tokens: Sequence[int], error: Tensor | None, codec: Codec) -> OutgoingGradient:
-    """Pack the mean of all islands' `parts`, fp32 (elements,), plus the previous `error` of the one that takes it.
+    """Pack the mean of all islands' `parts`, fp32 (elements,), plus the previous `error` of the reducing island.
 
-    An error counts as one island's: of n it is an n-th in the mean, and what rounding the mean loses is left n times.
+    The error counts as one island's. In a mean of n it is divided by n, and the new rounding error multiplied by n.
     """
     mean = weighted_mean(parts, tokens)
     if codec == "none":
@@ -82,9 +81,9 @@ def outer_step(
     outer_rate: float,
     factor: float,
 ) -> OuterStepResult:
-    """Return the next anchor and momentum from the `parts` of all islands; `factor` is that of the momentum.
+    """Return the next anchor and momentum from the `parts` of all islands; `factor` multiplies the momentum.
 
-    The next anchor is the mean of the islands' parameters where the rate is 1 and the factor 0, to the bit.
+    With a rate of 1 and a factor of 0, the next anchor is exactly the mean of the islands' parameters.
     """
     mean = weighted_mean(parts, tokens)
     if codec == "none":
@@ -97,13 +96,13 @@ def outer_step(
     return OuterStepResult(mean - step, following)
 
 
-def step_ahead(anchor: Tensor, momentum: Tensor, parameters: Tensor, outer_rate: float, factor: float) -> Tensor:
-    """Return the next anchor if all islands had reached these `parameters`, fp32 (elements,)."""
+def estimated_anchor(anchor: Tensor, momentum: Tensor, parameters: Tensor, outer_rate: float, factor: float) -> Tensor:
+    """Return the next anchor if all islands had the same `parameters`, fp32 (elements,)."""
     return outer_step(anchor, momentum, [parameters], [1], "none", outer_rate, factor).anchor
 
 
 def weighted_mean(parts: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
-    """Return the mean of `parts`, fp32 (elements,), weighted by tokens; of one, itself."""
+    """Return the mean of `parts`, fp32 (elements,), weighted by tokens."""
     total = sum(tokens)
     mean = parts[0] * (tokens[0] / total)
     for part, count in zip(parts[1:], tokens[1:], strict=True):
@@ -112,7 +111,7 @@ def weighted_mean(parts: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
 
 
 def digest_of(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the digest of contiguous tensors, uint8 (DIGEST_BYTES,), by which islands detect differing states."""
+    """Return the digest of contiguous tensors, uint8 (DIGEST_BYTES,). It shows islands that their states differ."""
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for values in tensors:
         hashed.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))

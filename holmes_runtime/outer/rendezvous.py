@@ -1,7 +1,7 @@
-"""The rendezvous of islands as the ranks of one see it: rosters of outer syncs, verdicts, and turns of its own ranks.
+"""The rendezvous as one rank of an island uses it: rosters and verdicts of outer syncs, and the turns of own ranks.
 
-The controller decides who takes part in an outer sync and whether it took place; it outlives each island. Between two
-outer syncs the ranks of an island that is receiving the state agree on their turn.
+The controller outlives each island, and decides who takes part in an outer sync and whether it took place. Between two
+outer syncs, the ranks of an island that is receiving the state agree on their next turn.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from holmes_runtime.outer.rendezvous_store import RendezvousStore
 LOOK_S = 1.0  # between two looks at who has arrived
 MIN_LOOK_S = 0.05
 WATCH_S = 2.0  # between two looks at the verdict while bytes travel
-DECISION_LIMIT_S = 30 * 86400.0  # the controller decides, or ends this island's attempt
+DECISION_LIMIT_S = 30 * 86400.0  # no limit: the controller decides, or ends this island's attempt
 FOLLOW, FAILED = "follow", "failed"
 KEY_BYTES = 32
 MAX_LAYOUT_BYTES = 1 << 26  # of the pieces of one rank, unpacked
 
 
 class Rendezvous:
-    """The rendezvous of islands as seen by rank `rank` of one; rank 0 arrives for all ranks of its island.
+    """The rendezvous of one rank. Rank 0 arrives for all ranks of its island, and all call `meet` equally often.
 
-    `limit_s` bounds the wait for the verdict. All ranks call `meet` equally often.
+    `limit_s` bounds the wait for a verdict.
     """
 
     def __init__(self, store: RendezvousStore, sync: OuterSync, rank: int, limit_s: float) -> None:
@@ -56,21 +56,29 @@ class Rendezvous:
 
     @cached_property
     def key(self) -> bytes:
-        """The key that the ranks of all islands share: only SSH connections reach the rendezvous."""
+        """The key that the ranks of all islands share. The rendezvous is reached through SSH only."""
         return bytes.fromhex(self._store.compare_set("key", "", secrets.token_hex(KEY_BYTES)).decode())
 
     def compare_tokenizer(self, path: str) -> None:
-        """Compare a tokenizer with that of the island that came first. Raises RuntimeError if it is another."""
+        """Compare the tokenizer with that of the first island.
+
+        Raises:
+            RuntimeError: the tokenizers differ.
+        """
         mine = hashlib.sha256(Path(path).read_bytes()).hexdigest()
         first = self._store.compare_set("tokenizer", "", mine).decode()
         if first != mine:
             raise RuntimeError(
-                f"islands: the tokenizer {path} has SHA-256 {mine[:12]} on island {self._island}, and {first[:12]} on "
-                "another, where tokens are other text: copy one of them to all hosts"
+                f"islands: the tokenizer {path} has SHA-256 {mine[:12]} on island {self._island} and {first[:12]} on "
+                "another: copy one of them to all hosts"
             )
 
     def compare_model(self, layout: ShardLayout) -> None:
-        """Compare parameters with the first island to come. Raises RuntimeError naming one that differs."""
+        """Compare the shapes of all parameters with the first island.
+
+        Raises:
+            RuntimeError: a parameter differs; names it.
+        """
         held = {piece.name: piece.global_shape for pieces in layout.ranks for piece in pieces}
         shapes = [FlatSlice(name, shape, (0,) * len(shape), shape, 0, 0) for name, shape in sorted(held.items())]
         first = {each.name: each.shape for each in _pieces_in(self._store.compare_set("model", "", _packed(shapes)))}
@@ -78,27 +86,31 @@ class Rendezvous:
             mine, other = (str(of.get(name, "none")) for of in (held, first))
             if mine != other:
                 raise RuntimeError(
-                    f"islands: parameter {name} has shape {mine} on island {self._island}, and {other} on another: "
-                    "train one model on all islands"
+                    f"islands: parameter {name} has shape {mine} on island {self._island} and {other} on another: "
+                    "train the same model on all islands"
                 )
 
     def compare_weights(self, exchange: int, anchor_sum: int) -> None:
-        """Compare the weights where islands begin. Raises RuntimeError if the first one to come has others."""
+        """Compare the initial weights with the first island.
+
+        Raises:
+            RuntimeError: the weights differ.
+        """
         mine = str(anchor_sum)
         if self._store.compare_set(f"weights/{exchange}", "", mine).decode() != mine:
             raise RuntimeError(
-                f"islands: island {self._island} begins with other weights than the first one to come: give all the "
-                "same seed, or load the `state_dict` of the island with a checkpoint's weights"
+                f"islands: island {self._island} begins with other weights than the first island: use one seed for "
+                "all, or load the `state_dict` of Island together with the weights of a checkpoint"
             )
 
     def begin(self, exchange: int, lineage: str) -> IslandStart:
-        """Announce a start of the island in state `lineage`, next due at `exchange`; only rank 0 does so."""
+        """Announce a start of the island in state `lineage`, next due at `exchange`. Other ranks than 0 do nothing."""
         return (
             parse(IslandStart, self._store.tell(Begin(exchange, lineage))) if self._rank == 0 else IslandStart(0, False)
         )
 
     def leave(self, has_ended: bool) -> None:
-        """Make the others stop waiting for this island; it does not come back if it `has_ended`."""
+        """End the others' wait for this island. If it `has_ended`, it does not come back."""
         self._store.tell(Leave(has_ended))
 
     def standing(self) -> Standing:
@@ -110,7 +122,7 @@ class Rendezvous:
         return [each for each in self.standing().waiting if each.island != self._island]
 
     def show(self, start: int, pieces: tuple[FlatSlice, ...]) -> None:
-        """Publish the pieces this rank owns."""
+        """Publish the pieces that this rank owns."""
         self._store.set(f"pieces/{self._island}/{start}/{self._rank}", _packed(pieces))
 
     def layout(self, island: int, start: int, num_ranks: int) -> ShardLayout:
@@ -119,10 +131,10 @@ class Rendezvous:
         return ShardLayout(tuple(_pieces_in(self._store.get(key)) for key in keys))
 
     def meet(self, mine: Arrival, patience: Patience) -> Roster:
-        """Arrive at the next outer sync and return the roster that has this island, the same on all its ranks.
+        """Arrive at the next outer sync; return the roster with this island, the same on all its ranks.
 
         Raises:
-            RuntimeError: too few islands have come within the time that `patience` allows.
+            RuntimeError: too few islands arrived within `patience`.
         """
         self._num_meetings += 1
         if self._rank == 0:
@@ -134,7 +146,11 @@ class Rendezvous:
         return decision.roster
 
     def conclude(self, roster: Roster, trouble: str | None) -> str | None:
-        """Report that this rank is done, or its `trouble`, and wait for all others; return why the sync failed."""
+        """Report that this rank is done, or its `trouble`, and wait for the others.
+
+        Returns:
+            The reason if the outer sync failed.
+        """
         self._store.tell(Conclude(roster.round_id, self._rank, trouble or ""))
         try:
             return self._verdict(roster)
@@ -142,15 +158,15 @@ class Rendezvous:
             self._store.tell(Conclude(roster.round_id, self._rank, self._late))
             return self._verdict(roster)
 
-    def hear(self, roster: Roster) -> str | None:
-        """Wait, as a newcomer, for the verdict of the participants; return why the outer sync failed."""
+    def await_verdict(self, roster: Roster) -> str | None:
+        """Wait for the participants' verdict; return the reason if the outer sync failed."""
         try:
             return self._verdict(roster)
         except DistStoreError:
             return self._late
 
     def trouble(self, roster: Roster) -> str | None:
-        """Return why this outer sync has failed, if that is known before this rank is done."""
+        """Return the reason if this outer sync is known to have failed already."""
         return self._verdict(roster) if self._store.check([verdict_key(roster.round_id)]) else None
 
     @property
@@ -158,28 +174,35 @@ class Rendezvous:
         return f"the others were not done within {self._limit_s:.0f} s"
 
     def _verdict(self, roster: Roster) -> str | None:
-        """Return why the outer sync failed; None if it took place. Raises DistStoreError after the time limit."""
+        """Return the reason if the outer sync failed.
+
+        Raises:
+            DistStoreError: the time limit has passed.
+        """
         verdict = self._store.wait_for(verdict_key(roster.round_id), self._limit_s).decode()
         return None if verdict == DONE else verdict
 
-    def tell_of_state(self, round_id: int, num_ranks: int, trouble: str | None) -> None:
-        """Report that this rank has all of the state after that round, or its `trouble`, which sets the turn."""
-        turn, told = turn_keys(round_id, self._island)
+    def report_state(self, round_id: int, num_ranks: int, trouble: str | None) -> None:
+        """Report that this rank has received the state after that round, or its `trouble`.
+
+        Trouble, or the last of `num_ranks` reports, sets the turn of all ranks.
+        """
+        turn, reports = turn_keys(round_id, self._island)
         if trouble is not None:
             self._store.compare_set(turn, "", f"{FAILED}: rank {self._rank}: {trouble}")
-        elif self._store.add(told, 1) == num_ranks:
+        elif self._store.add(reports, 1) == num_ranks:
             self._store.compare_set(turn, "", DONE)
 
     def turn(self, round_id: int, limit_s: float) -> str | None:
-        """Return the turn of this island's ranks, which have waited since that round; None if none is set in time."""
+        """Return the turn of this island's ranks after that round; None if none is set within `limit_s`."""
         turn, _ = turn_keys(round_id, self._island)
         try:
             return self._store.wait_for(turn, max(limit_s, MIN_LOOK_S)).decode()
         except DistStoreError:
             return None
 
-    def follow_if_held(self, round_id: int) -> None:
-        """On rank 0, let all ranks follow once an up-to-date island has arrived at the next outer sync, or it began."""
+    def follow_next_sync(self, round_id: int) -> None:
+        """On rank 0, let all ranks follow the next outer sync once it has begun, or a member of it has arrived."""
         if self._rank:
             return
         standing = self.standing()
@@ -192,13 +215,13 @@ def _packed(pieces: Iterable[FlatSlice]) -> bytes:
 
 
 def _pieces_in(packed: bytes) -> tuple[FlatSlice, ...]:
-    """Return the pieces that were packed so. Raises ValueError if they are malformed or too large."""
+    """Return the pieces that `_packed` packed. Raises ValueError if they are malformed or too large."""
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(packed, MAX_LAYOUT_BYTES)
     except zlib.error as error:
         raise ValueError(f"the pieces of a rank cannot be unpacked: {error}") from None
     if not unpacking.eof:
-        raise ValueError(f"the pieces of a rank are cut, or more than {MAX_LAYOUT_BYTES} bytes")
+        raise ValueError(f"the pieces of a rank are incomplete, or more than {MAX_LAYOUT_BYTES} bytes")
     (pieces,) = parse(ShardLayout, text.decode(), MAX_VALUES).ranks
     return pieces

@@ -1,7 +1,7 @@
-"""The islands' rendezvous as a torch store: a value that one sets is seen by all, and outlives each island.
+"""The islands' rendezvous as a torch store, shared by all islands and outliving each of them.
 
-Under a PrefixStore a Gloo group can be made of it. A round trip takes a tenth of a second or two, as it goes through
-the agents and the controller.
+Gloo groups can be made on it under a PrefixStore. A round trip passes through the agents and the controller, and takes
+0.1 s to 0.2 s.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from holmes_runtime.config.islands.membership_messages import Arrive, Begin, Con
 from holmes_runtime.config.islands.rendezvous_messages import MEETING, Answer, Ask
 from holmes_runtime.config.strict_json import parse, to_json
 
-LIMIT_S = 300.0  # as torch's own stores, where no other is given
-_KEPT: list[RendezvousStore] = []  # a PrefixStore or a group of it keeps the part of torch alone
+LIMIT_S = 300.0  # the default of torch's own stores
+_KEPT: list[RendezvousStore] = []  # a PrefixStore or group keeps only the C++ part alive
 TOKEN_BYTES = 8
-TRIES = 5  # the controller may be making its connection to this host anew
+TRIES = 5  # the controller may be reconnecting to this host
 
 
 def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> RendezvousStore:
@@ -33,7 +33,7 @@ def open_meeting(environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Rendez
     """
     address, _, port = environ.get(MEETING, "").rpartition(":")
     if not port:
-        raise RuntimeError(f"{MEETING} must say where the islands meet, as ADDRESS:PORT of this node's agent")
+        raise RuntimeError(f"{MEETING} must be ADDRESS:PORT of the islands' rendezvous at this node's agent")
     return RendezvousStore(address, int(port), limit_s)
 
 
@@ -51,17 +51,17 @@ class _Connection:
         self._socket.sendall(question)
         line = self._lines.readline()
         if not line.endswith(b"\n"):
-            raise ConnectionError("it has ended the connection")
+            raise ConnectionError("the agent closed the connection")
         return parse(Answer, line.decode()).values
 
     def close(self) -> None:
-        """Close it; an answer on its way is lost."""
+        """Close the connection. An answer in transit is lost."""
         self._lines.close()
         self._socket.close()
 
 
 class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
-    """The store at `address`. Values are bytes. Threads that ask at the same time have a connection each."""
+    """The store at `address`. Values are bytes. Each thread that asks uses its own connection."""
 
     def __init__(self, address: str, port: int, limit_s: float = LIMIT_S) -> None:
         super().__init__()
@@ -71,11 +71,9 @@ class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
 
     @property
     def timeout(self) -> timedelta:
-        """The limit of `get` and `wait` by default."""
         return timedelta(seconds=self._limit_s)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Put `value` at `key`."""
         self.multi_set([key], [value])
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -83,50 +81,48 @@ class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
         self._ask(Ask("set", tuple(keys), tuple(map(_text, values))))
 
     def get(self, key: str) -> bytes:
-        """Return the value, as soon as there is one. Raises DistStoreError after the time limit."""
+        """Return the value as soon as it is set. Raises DistStoreError after the time limit."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values, as soon as all are set, in one round trip. Raises DistStoreError at the time limit."""
+        """Return the values as soon as all are set, in one round trip. Raises DistStoreError after the time limit."""
         return [b64decode(value) for value in self._ask(Ask("get", tuple(keys)))]
 
     def wait_for(self, key: str, limit_s: float) -> bytes:
-        """Return the value, as soon as there is one. Raises DistStoreError after so many seconds."""
+        """Return the value as soon as it is set. Raises DistStoreError after `limit_s`."""
         return b64decode(self._ask(Ask("get", (key,)), limit_s)[0])
 
     def tell(self, message: Begin | Arrive | Conclude | Leave | Look) -> str:
-        """Send a message of this island to the controller, and return the answer, empty where there is none."""
+        """Send a message of this island to the controller; return the answer, empty if there is none."""
         values = self._ask(Ask("membership", values=(_text(to_json(message, with_kind=True)),)))
         return "".join(b64decode(each).decode() for each in values)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return as soon as all keys are there. Raises DistStoreError after the time limit."""
+        """Return as soon as all keys are set. Raises DistStoreError after the time limit."""
         self._ask(Ask("get", tuple(keys)), timeout.total_seconds() if timeout is not None else None)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return True if all keys are there."""
         return self._ask(Ask("check", tuple(keys))) == ("1",)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number at `key` and return the sum. A repeated question after a lost answer adds nothing."""
+        """Add to the number at `key` and return the sum. The token makes a repetition after a lost answer harmless."""
         return int(self._ask(Ask("add", (key,), amount=amount, token=secrets.token_hex(TOKEN_BYTES)))[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set `desired` if the value is `expected`, or if there is none and that is empty; return the value then."""
+        """Set `desired` if the value is `expected`, or absent with `expected` empty; return the resulting value."""
         return b64decode(self._ask(Ask("compare_set", (key,), (_text(expected), _text(desired))))[0])
 
     def delete_key(self, key: str) -> bool:
-        """Delete the key; return True if it was there."""
+        """Delete the key; return True if it was set."""
         return self._ask(Ask("delete", (key,))) == ("1",)
 
-    deleteKey = delete_key  # what PrefixStore looks for, in torch 2.13
+    deleteKey = delete_key  # the name that PrefixStore uses in torch 2.13
 
     def has_extended_api(self) -> bool:
-        """True: it has `multi_get` and `multi_set`."""
         return True
 
     def _ask(self, ask: Ask, limit_s: float | None = None) -> tuple[str, ...]:
-        """Return the values of the answer. Reconnects and asks again when a connection breaks."""
+        """Return the values of the answer. Reconnect and ask again when a connection breaks."""
         question = to_json(ask).encode() + b"\n"
         for tries_left in range(TRIES - 1, -1, -1):
             connection = None
@@ -137,9 +133,9 @@ class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
                 if connection is not None:
                     connection.close()
                 if connection is not None and isinstance(error, TimeoutError):
-                    raise DistStoreError(f"the meeting of islands: no {ask.operation} of {ask.keys} in time") from None
+                    raise DistStoreError(f"rendezvous of islands: {ask.operation} of {ask.keys} timed out") from None
                 if tries_left == 0:
-                    raise DistStoreError(f"the meeting of islands cannot be reached: {error}") from None
+                    raise DistStoreError(f"the rendezvous of islands cannot be reached: {error}") from None
             else:
                 self._idle.append(connection)
                 return values

@@ -1,6 +1,6 @@
-"""State transfer: anchor and momentum travel rank to rank to a joining island while all others train.
+"""State transfer: ranks of one island send anchor and momentum to a joining island while all others train.
 
-They are sent in pieces. Between two pieces the sender's outer syncs pass, for which its island may be waiting.
+The state is sent in pieces, so that outer syncs of the sender need not wait for all of it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from holmes_runtime.outer.lane_exchange import LaneMaker, LaneMessage, OpenLane,
 from holmes_runtime.outer.outer_state import OuterState
 from holmes_runtime.outer.outer_step import digest_of
 
-PIECE = 1 << 16  # fp32 numbers, which take a tenth of a second at 20 Mbit/s
-POSTED = 64  # pieces that a newcomer is ready for before they come, so that none costs a round trip
-MIN_SHARE_S = 1.0  # then a piece follows though an exchange is under way: where the wire is slow, one always is
+PIECE = 1 << 16  # fp32 numbers: 0.1 s at 20 Mbit/s
+POSTED = 64  # receives that a newcomer posts ahead, so that no piece costs a round trip
+MIN_SHARE_S = 1.0  # longest wait for an outer sync to end: on a slow wire one is always under way
 GIVER, NEWCOMER = 0, 1  # positions in their lanes
 
 Pieces = Iterator[list[tuple[OpenLane, Tensor]]]
 
 
 class StateSender:
-    """The transfer that one rank of the sender makes: anchor and momentum `after` an outer sync, copied first.
+    """A transfer from this rank: anchor and momentum `after` an outer sync, copied first and sent while `is_free`.
 
-    Pieces are sent while `is_free`. Raises ValueError if the islands do not train one model.
+    Raises:
+        ValueError: the islands do not train one model.
     """
 
     def __init__(
@@ -61,18 +62,19 @@ class StateSender:
                 self.sent_bytes += carry(messages, self._maker.streams)
             _compare(self._maker, opened, states, GIVER, self._name)
         except RuntimeError as error:
-            print(f"island {self.newcomer.island} has not got the whole state: {error}", flush=True)
+            print(f"island {self.newcomer.island} has not received the whole state: {error}", flush=True)
 
     def is_over(self, limit_s: float) -> bool:
-        """Return True if the transfer ends within so long."""
+        """Return True if the transfer ends within `limit_s`."""
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
 
 class StateReceiver:
-    """The state that one rank of a newcomer receives, by lane: anchor, then momentum, fp32.
+    """The state that this rank of a newcomer receives, by lane: anchor, then momentum, fp32.
 
-    Raises ValueError if the islands do not train one model.
+    Raises:
+        ValueError: the islands do not train one model.
     """
 
     def __init__(self, maker: LaneMaker, roster: Roster, newcomer: Arrival) -> None:
@@ -81,7 +83,7 @@ class StateReceiver:
         self.states = [torch.empty(2 * lane.elements) for lane in self.lanes]
 
     def wait(self, is_given_up: Event) -> None:
-        """Wait until all is there, or is given up. Raises RuntimeError if the sender is gone."""
+        """Wait until everything has arrived or the transfer is given up. Raises RuntimeError if the sender is lost."""
         opened = self._maker.open(self.lanes, NEWCOMER, self._name)
         ahead = deque[PendingTransfers]()
         for pieces in _pieces(opened, self.states):
@@ -101,7 +103,7 @@ def _name(roster: Roster, newcomer: Arrival) -> str:
 
 
 def _pieces(opened: Sequence[OpenLane], states: Sequence[Tensor]) -> Pieces:
-    """Yield the pieces of all lanes that are sent at once, in turn."""
+    """Yield, one after another, the pieces of all lanes that are sent at once."""
     for first in range(0, max(map(len, states), default=0), PIECE):
         yield [
             (lane, state[first : first + PIECE])
@@ -121,4 +123,4 @@ def _compare(maker: LaneMaker, opened: Sequence[OpenLane], states: Sequence[Tens
     for lane, digest, other in zip(opened, digests, theirs, strict=True):
         if not torch.equal(maker.tag(lane.lane, name, peer, digest), other):
             owner = lane.lane.owners[peer]
-            raise FrameAltered(f"the state between this island and rank {owner} of the other {CHANGED}")
+            raise FrameAltered(f"the state sent between this rank and rank {owner} of the other island {CHANGED}")

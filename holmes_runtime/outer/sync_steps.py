@@ -1,4 +1,4 @@
-"""Steps after which an island arrives at outer syncs."""
+"""The steps after which an island arrives at outer syncs."""
 
 from __future__ import annotations
 
@@ -12,38 +12,31 @@ from holmes_runtime.node.checkpoint_files.description import OuterCounters
 
 
 class StepPace(NamedTuple):
-    """The speed of inner steps: now at `steps`, counted from `first_steps` at `began_s` of the monotonic clock."""
+    """The speed of inner steps: from `first_steps` at `began_s` of the monotonic clock to `steps` now."""
 
     first_steps: int
     began_s: float
     steps: int
 
     def without(self, steps: int) -> StepPace:
-        """Return the pace after so many steps were skipped."""
+        """Return the pace after `steps` steps were skipped."""
         return StepPace(self.first_steps + steps, self.began_s, self.steps + steps)
 
     def step_s(self) -> float:
-        """Return the seconds of a step; before the first has ended, its seconds so far."""
+        """Return the seconds of a step; during the first, its seconds so far."""
         return (time.monotonic() - self.began_s) / max(1, self.steps - self.first_steps)
 
 
 class TakenByOthers(NamedTuple):
-    """Steps that the other islands took between the outer sync and our join."""
+    """Steps that the other islands took between an outer sync and this island's join."""
 
     steps: int
 
 
 def due_after(exchange: int, inner_steps: int, fragments: int) -> int:
-    """Return the steps after which an outer sync is due: a round's last one at the end of the round."""
+    """Return the steps after which an outer sync is due. The last of a round is due at the end of the round."""
     round_number, fragment = divmod(exchange, fragments)
     return round_number * inner_steps + (fragment + 1) * inner_steps // fragments
-
-
-def interval_before(exchange: int, inner_steps: int, fragments: int) -> int:
-    """Return the steps from the previous outer sync to this one."""
-    return due_after(exchange, inner_steps, fragments) - (
-        due_after(exchange - 1, inner_steps, fragments) if exchange else 0
-    )
 
 
 class Rounds(NamedTuple):
@@ -59,20 +52,19 @@ class Rounds(NamedTuple):
         return self.steps // self.inner_steps * self.fragments - 1
 
     def planned(self, exchange: int) -> int:
-        """Return the steps after which that outer sync is planned."""
         return due_after(exchange, self.inner_steps, self.fragments)
 
     def first_open(self, steps: int, delay_steps: int) -> int:
-        """Return the first outer sync that may not have been applied after so many steps."""
+        """Return the first outer sync that may not have been applied after `steps` steps."""
         return next(each for each in count() if self.planned(each) + delay_steps >= steps)
 
     def interval(self, exchange: int) -> int:
         """Return the steps from the previous outer sync to that one."""
-        return interval_before(exchange, self.inner_steps, self.fragments)
+        return self.planned(exchange) - (self.planned(exchange - 1) if exchange else 0)
 
 
 def next_due(counters: OuterCounters, inner_steps: int) -> int:
-    """Return the steps after which the next outer sync is due: as planned, or later by the delay of the one before."""
+    """Return the steps after which the next outer sync is due: as planned, or as late as the one before it was."""
     number, _, synced_steps, *_ = counters
     fragments = len(synced_steps)
     if not number:
@@ -84,20 +76,20 @@ def next_due(counters: OuterCounters, inner_steps: int) -> int:
 def taken_since(until_s: float, since_s: float, interval_s: float, interval_steps: int, delay_steps: int) -> int:
     """Return the steps that islands take from `until_s` before an outer sync took place to `since_s` after it.
 
-    They take `interval_steps` in `interval_s`. Until it has taken place they stop after `delay_steps`, and for the
-    next outer sync after all steps of an interval.
+    They take `interval_steps` in `interval_s`. They wait for its outcome after `delay_steps`, and for the next outer
+    sync at the end of the interval.
     """
-    if interval_s <= 0.0:  # nothing is known of how long they take
+    if interval_s <= 0.0:  # unknown
         return min(interval_steps, delay_steps)
     rate = interval_steps / interval_s
     return min(interval_steps, int(min(delay_steps, until_s * rate) + since_s * rate))
 
 
 def is_awaited(waiting: Sequence[Arrival], left_s: float, grace_s: float, is_last: bool) -> bool:
-    """Return True if an island that would arrive in `left_s` should arrive at once, as others wait.
+    """Return True if an island that is due in `left_s` should arrive at once because others wait.
 
-    They wait for its state if they are behind and are not receiving it yet; only the outer sync that `is_last` stays
-    at the end of the run. Other islands wait at most the grace time: an island that arrives much later is left out.
+    Islands that are behind wait for its state, unless they are receiving it. The outer sync that `is_last` is not
+    moved for them. Other islands wait at most for the grace time, and leave out an island that arrives much later.
     """
     if any(each.calls for each in waiting) and not is_last:
         return True

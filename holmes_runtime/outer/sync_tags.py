@@ -19,7 +19,7 @@ TAGS_BYTES = 2 * TAG_BYTES
 class SyncTags:
     """Tags of one outer sync. Members are identified by their positions in it.
 
-    `frozen_weights` is the identity of weights that are no part of the state: states on others differ, too.
+    `frozen_weights` identifies weights outside the state: states on other frozen weights differ too.
     """
 
     def __init__(self, maker: LaneMaker, roster: Roster, frozen_weights: str | None) -> None:
@@ -27,7 +27,7 @@ class SyncTags:
         self._after = f"state after {roster.round_id}" + (f" on {frozen_weights}" if frozen_weights else "")
 
     def tags(self, lane: Lane, position: int, packed: Sequence[Tensor], digest: Tensor) -> Tensor:
-        """Return two tags, of what a member sent another and of its state afterwards, uint8 (TAGS_BYTES,)."""
+        """Return the tags of a member's new state and of its message to another, uint8 (TAGS_BYTES,)."""
         of_state = self._of_state(lane, position, digest)
         return torch.cat([of_state, self._of_packed(lane, position, packed, of_state)])
 
@@ -35,7 +35,7 @@ class SyncTags:
         """Check that the member sent these bytes and tags.
 
         Raises:
-            FrameAltered: something was altered on the way.
+            FrameAltered: bytes or tags were altered in transit.
         """
         of_state, of_packed = tags[:TAG_BYTES], tags[TAG_BYTES:]
         if not torch.equal(self._of_packed(lane, position, packed, of_state), of_packed):
@@ -44,7 +44,7 @@ class SyncTags:
             raise FrameAltered(f"what rank {rank} of island {island} sent to rank {mine} of another {CHANGED}")
 
     def agree(self, lane: Lane, position: int, digest: Tensor, tags: Tensor) -> bool:
-        """Return True if the member has reached the state of this digest; `check` has passed."""
+        """Return True if the member has the state with this digest. Call `check` first."""
         return torch.equal(self._of_state(lane, position, digest), tags[:TAG_BYTES])
 
     def _of_state(self, lane: Lane, position: int, digest: Tensor) -> Tensor:

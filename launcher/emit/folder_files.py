@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from holmes_core.records.plan import Node, Plan
-from launcher.prepare.env_file import env_file
-from launcher.prepare.prepare import Attempt, code_files, node_environment, plan_files, reasons_of, runtime_files
+from launcher.prepare.prepare import (
+    Attempt,
+    code_files,
+    env_file,
+    node_environment,
+    plan_files,
+    reasons_of,
+    runtime_files,
+)
 from launcher.prepare.user_variables import UserVariables
 
 RANK_TABLE = "ranks"

@@ -13,7 +13,7 @@ from launcher.emit.start_script import START_SCRIPT
 _SCRIPT = """\
 #!/bin/sh
 # plan {digest}
-# Starts all ranks by mpirun, each on its host. Words behind it are options for mpirun.
+# Starts all ranks by mpirun, each on its host. Arguments are passed to mpirun as options.
 set -eu
 CDPATH= cd -- "$(dirname -- "$0")"
 version=$(mpirun --version | head -n 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from holmes_core.records.plan import Node, Plan
+from holmes_core.records.plan import Plan
 from launcher.emit.torchrun_commands import torchrun_line
 
 NODE_SCRIPT = "start-node.sh"
@@ -18,7 +18,7 @@ UNPACK = f"umask 077; cat {SENT}/{ARCHIVE}.* | tar -xzf - && exec /bin/sh {NODE_
 _SCRIPT = """\
 #!/bin/sh
 # plan {digest}
-# Starts the ranks of one node in its pod. The node is the one of the plan whose host is named as the pod's node is.
+# Starts the ranks of one node in its pod. The host of that node in the plan has the name of the pod's Kubernetes node.
 set -eu
 umask 077
 for file in {sent}/secret-*; do
@@ -27,7 +27,7 @@ done
 case ${{{node_name}:-}} in
 {starts}
     *)
-        echo "holmes: node '${{{node_name}:-}}' is no host of the plan: name hosts in hosts.yaml as their nodes" >&2
+        echo "holmes: node '${{{node_name}:-}}' is not in the plan: name hosts in hosts.yaml like their nodes" >&2
         exit 2 ;;
 esac
 """
@@ -35,10 +35,8 @@ esac
 
 def node_script(plan: Plan) -> str:
     """Return the script, which has a torchrun line for each node."""
-    starts = "\n".join(_start(plan, node) for node in plan.nodes)
-    return _SCRIPT.format(digest=plan.digest(), sent=SENT, node_name=NODE_NAME, starts=starts)
-
-
-def _start(plan: Plan, node: Node) -> str:
-    host = shlex.quote(node.host)
-    return f"    {host}) export HOLMES_HOST={host}; exec {torchrun_line(plan, node)} ;;"
+    starts = []
+    for node in plan.nodes:
+        host = shlex.quote(node.host)
+        starts.append(f"    {host}) export HOLMES_HOST={host}; exec {torchrun_line(plan, node)} ;;")
+    return _SCRIPT.format(digest=plan.digest(), sent=SENT, node_name=NODE_NAME, starts="\n".join(starts))

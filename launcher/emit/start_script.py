@@ -12,9 +12,9 @@ START_SCRIPT = "start-rank.sh"
 _HEAD = """\
 #!/bin/sh
 # plan {digest}
-# Starts one rank, whoever calls it: srun, mpirun, or torchrun. Which one follows from the host and the place there, by
-# the table `ranks`. Words behind it are started instead, where the host's ranks would be: torchrun, for one.
-# The host is HOLMES_HOST, else the one of the plan with this machine's name or address.
+# Starts one rank for srun, mpirun or torchrun. The table `ranks` gives its number by host and local rank. With
+# arguments, it runs these as a command in the place of the host's ranks, such as torchrun.
+# The host is HOLMES_HOST, or else the host of the plan with this machine's name or address.
 set -euf
 umask 077
 CDPATH= cd -- "$(dirname -- "$0")"
@@ -34,7 +34,7 @@ export HOLMES_HOST LOCAL_RANK
 case ${{HOLMES_HOST:-}} in
 {starts}
     *)
-        echo "holmes: ${{HOLMES_HOST:-$machine}} is no host of the plan: set HOLMES_HOST to one of the file ranks" >&2
+        echo "holmes: ${{HOLMES_HOST:-$machine}} is not in the plan: set HOLMES_HOST to a host in the file ranks" >&2
         exit 2 ;;
 esac
 """

@@ -19,7 +19,7 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> None:
     Raises HolmesError if the folder is not empty or cannot be written.
     """
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise HolmesError(f"{folder}: is there already", "remove it, or choose another folder with `-o`")
+        raise HolmesError(f"{folder}: already exists", "remove it, or choose another folder with `-o`")
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         temporary.mkdir(mode=0o700)

@@ -23,7 +23,7 @@ def steps_back(plan: IslandsPlan, step: int) -> tuple[int, ...]:
             raise HolmesError(
                 f"--resume-step {step}: island 0, whose steps count, takes {first} steps a round, and island {island} "
                 f"takes {inner_steps}: it has then taken {step * inner_steps / first:.2f} steps",
-                f"name a multiple of {every}; or go on from the newest checkpoints with `--resume`",
+                f"name a multiple of {every}; or continue from the newest checkpoints with `--resume`",
             )
     return tuple(step * inner_steps // first for inner_steps in plan.inner_steps)
 
@@ -43,10 +43,10 @@ def require_checkpoints(plan: IslandsPlan, step: int, saved: Sequence[Collection
     there = f"; those that have it: {', '.join(f'island {island}' for island in having)}" if having else ""
     common = [each for each in sorted(saved[0]) if _all_have(plan, each, saved)][-MAX_SHOWN:]
     steps = ", ".join(map(str, common))
-    name = f"all islands have --resume-step {steps}" if common else "no step is there on all islands"
+    name = f"all islands have --resume-step {steps}" if common else "no step is saved on all islands"
     raise HolmesError(
         f"--resume-step {step}: no checkpoint {'; '.join(lacking)}{there}",
-        f"{name}; or go on from the newest checkpoints with `--resume`",
+        f"{name}; or continue from the newest checkpoints with `--resume`",
     )
 
 

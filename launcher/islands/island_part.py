@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from holmes_core.records.plan import IslandsPlan
 from holmes_runtime.config.islands.rendezvous_messages import ToMeeting
 from holmes_runtime.config.messages import RankFailed
 from holmes_runtime.config.run_settings import OuterSync
@@ -21,10 +22,12 @@ MIN_SILENCE_S = 5.0  # nodes speak every 2 s
 class IslandPart:
     """The place of a launch among the islands. It is lost after `tries` starts without a step.
 
-    `meeting` and `tunnel` are shared by all islands. `outer_sync`: what its ranks need to know of the others.
+    `meeting` and `tunnel` are shared by all islands. `outer_sync` holds the facts that its ranks need of the others.
+    `own_data` is the cluster whose own data the island reads, if any.
     """
 
     outer_sync: OuterSync
+    own_data: str | None
     meeting: RendezvousServer
     tries: int
     tunnel: RunTunnel
@@ -51,3 +54,20 @@ class IslandPart:
         """Report a host's silence of `unheard_s`; beyond the grace time the other islands stop waiting for this one."""
         is_heard = unheard_s < max(self.outer_sync.grace_s, MIN_SILENCE_S)
         self.meeting.hear(self.outer_sync.island, is_heard)
+
+
+def outer_sync_of(plan: IslandsPlan, island: int) -> OuterSync:
+    """Return the facts that an island's ranks need of the others."""
+    mine = plan.islands[island]
+    section, netdevs = mine.job.islands, {node.host: node.shared_netdev for node in mine.nodes}
+    assert section is not None  # the record holds it
+    sharing = [k for k in range(len(plan.islands)) if plan.own_data(k) == plan.own_data(island)]
+    return OuterSync(
+        **vars(section),
+        island=island,
+        num_islands=len(plan.islands),
+        samples_before=sum(plan.round_samples[k] for k in sharing if k < island),
+        round_samples=sum(plan.round_samples[k] for k in sharing),
+        interfaces=tuple(netdevs[rank.host] for rank in mine.ranks),
+        streams=1,
+    )

@@ -69,18 +69,18 @@ class IslandReturn:
 
     def after_refusal(self, plan: Plan, faults: Sequence[Fault]) -> Plan | None:
         """Return the same after checks that refused the start."""
-        self._interrupts.pause(self._pause_s)  # what was there before may end yet
+        self._interrupts.pause(self._pause_s)  # earlier processes may still be ending
         return self._again(plan, f"host {faults[0].host}: preflight check {faults[0].check} failed")
 
     def _again(self, plan: Plan, why: str, likely: str | None = None) -> Plan | None:
         self._tries, self.is_living = self._tries + 1, False
         if self._tries > self._most:
-            reached = "exchange" if self._awaits_sync else "step"
-            over = f"not started again after {self._most} starts in a row that came to no {reached}"
+            reached = "outer sync" if self._awaits_sync else "step"
+            over = f"not restarted: {self._most} starts in a row reached no {reached}"
             self._say("; ".join(part for part in (f"lost: {why}", over, likely) if part))
             return None
-        self._say(f"lost: {why}; it starts again when its hosts answer, try {self._tries} of {self._most}")
+        self._say(f"lost: {why}; it restarts when its hosts answer, try {self._tries} of {self._most}")
         while not all(self._answers(node) for node in plan.nodes):
             self._interrupts.pause(self._pause_s)
-        self._say("its hosts answer; it starts again")
+        self._say("its hosts answer; it restarts")
         return plan

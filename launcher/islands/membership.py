@@ -110,7 +110,7 @@ class Membership:
         self._take_losses()
 
     def hear(self, number: int, is_heard: bool) -> None:
-        """Take an island for silent, or for heard again."""
+        """Mark an island as silent, or as heard again."""
         island = self._islands[number]
         if is_heard and island.state == SILENT:
             island.state = str(island.starts)
@@ -146,7 +146,7 @@ class Membership:
             self._end(DONE)
 
     def look(self) -> None:
-        """Decide on the next roster if it is time; called again and again."""
+        """Decide on the next roster if it is time. Call this regularly."""
         if self._is_under_way:
             return
         roster = self._decide()
@@ -232,9 +232,8 @@ class Membership:
     def _too_few(self, arrived: _Arrived) -> str:
         here = self._here()
         return (
-            f"{len(here)} of at least {self._needed} have come to exchange {arrived.arrival.exchange} within "
-            f"{self._waited_s(arrived):.0f} s; islands that are there: "
-            f"{', '.join(str(each.arrival.island) for each in here)}"
+            f"{len(here)} of at least {self._needed} have arrived at outer sync {arrived.arrival.exchange} within "
+            f"{self._waited_s(arrived):.0f} s: {', '.join(f'island {each.arrival.island}' for each in here)}"
         )
 
     def _begin_sync(self, roster: Roster) -> None:

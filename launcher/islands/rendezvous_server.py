@@ -99,11 +99,11 @@ class RendezvousServer:
         self._tell(lambda: self._membership.lose(island))
 
     def hear(self, island: int, is_heard: bool) -> None:
-        """Take an island for silent or heard, so that others do not wait for a silent one. Called again and again."""
+        """Mark an island as silent or heard. Others do not wait for a silent one. Call this regularly."""
         self._tell(lambda: self._membership.hear(island, is_heard))
 
     def look(self) -> None:
-        """Decide on the next roster if it is time. Called again and again."""
+        """Decide on the next roster if it is time. Call this regularly."""
         self._tell(self._membership.look)
 
     def _tell(self, act: Callable[[], None]) -> None:

@@ -144,7 +144,7 @@ class RunTunnel:
         return self._ends[island].lost if island in self._ends else None
 
     def look(self, now_s: float) -> list[str]:
-        """Take what the agents have reported, unless an island is entering. Called again and again.
+        """Take what the agents have reported, unless an island is entering. Call this regularly.
 
         Return sentences for the user about the hub; while it is lost, islands do without those behind it.
         """
@@ -160,7 +160,7 @@ class RunTunnel:
             self._lock.release()
 
     def _look_after_hub(self) -> None:
-        """Start what brings the hub back, once it is lost."""
+        """Start to bring the hub back, once it is lost."""
         if self._hub is None or self._return_of_hub is not None or (lost := self.lost(self._hub)) is None:
             return
         self._notices.append(f"tunnel hub {self._ends[self._hub].nodes.host(0)} {lost[1]}; it is started again")

@@ -55,7 +55,6 @@ class BoundedLog:
         self._bytes += len(data)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _open(self) -> None:

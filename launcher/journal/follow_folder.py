@@ -151,23 +151,19 @@ def _numbered_events(number: int, lines: _Lines) -> Iterator[tuple[int, WrittenE
         yield number, written
 
 
-def past_events(folder: Path) -> Iterator[RunEvent]:
-    """Yield the stored events except steps: `step_file` reads those."""
+def past_events(folder: Path) -> Iterator[WrittenEvent]:
+    """Yield the stored events except steps, which `step_file` reads."""
     newest = folder / EVENTS_FILE
     for part in (part_before(newest), newest):
         if part == newest or is_there(part):
-            for written in _read_events(_Lines(folder, part)):
-                yield written.event
+            yield from _read_events(_Lines(folder, part))
 
 
 def past_notices(folder: Path) -> Iterator[tuple[float, str]]:
     """Yield the stored notices, each with its Unix time."""
-    newest = folder / EVENTS_FILE
-    for part in (part_before(newest), newest):
-        if part == newest or is_there(part):
-            for written in _read_events(_Lines(folder, part)):
-                if isinstance(written.event, Notice):
-                    yield written.time_s, written.event.text
+    for time_s, event in past_events(folder):
+        if isinstance(event, Notice):
+            yield time_s, event.text
 
 
 def _read_events(lines: _Lines) -> Iterator[WrittenEvent]:

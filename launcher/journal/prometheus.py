@@ -25,7 +25,7 @@ def exports_folder(environ: Mapping[str, str]) -> Path | None:
     folder = Path(environ[VARIABLE]).absolute()
     if not folder.is_dir():
         raise HolmesError(
-            f"{VARIABLE}: {folder} is no folder",
+            f"{VARIABLE}: {folder} is not a folder",
             "name the one that node_exporter's --collector.textfile.directory names, or unset it",
         )
     return folder

@@ -103,7 +103,10 @@ class RunFolder:
         """Append a step to metrics.jsonl, a log line to its rank's log, and other events to events.jsonl."""
         with self.as_room_allows():
             if isinstance(event, LogLine):
-                self._write_log(f"{event.host}-rank{event.rank}", event.line)
+                name = f"{event.host}-rank{event.rank}"
+                if name not in self._logs:
+                    self._logs[name] = BoundedLog(self.path / LOGS / f"{name}.log")
+                self._logs[name].write(stamped(event.line))
             elif isinstance(event, StepMetrics):
                 self._steps.write(event)
             else:
@@ -155,11 +158,6 @@ class RunFolder:
             ) from None
         except OSError:
             return
-
-    def _write_log(self, name: str, line: str) -> None:
-        if name not in self._logs:
-            self._logs[name] = BoundedLog(self.path / LOGS / f"{name}.log")
-        self._logs[name].write(stamped(line))
 
 
 def _is_full(error: BaseException | None) -> bool:

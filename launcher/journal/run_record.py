@@ -84,9 +84,7 @@ class RunRecord:
         self._show(event)
         if self._folder.lacks_room and not self._says_full:
             self._says_full = True
-            self._show(
-                Notice(f"{self._folder.path}: the disk is full: the run goes on, and its logs lack what follows")
-            )
+            self._show(Notice(f"{self._folder.path}: the disk is full: the run continues, and its logs end here"))
         if isinstance(event, AppliedOuterSync):
             self._has_joined = event.has_joined
         if isinstance(event, StepMetrics):

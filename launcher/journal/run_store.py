@@ -110,9 +110,9 @@ def find_run(name: str) -> StoredRun:
     if len(found) == 1:
         return found[0]
     if found:
-        raise HolmesError(f"run {name}: {len(found)} runs begin so", "give more of the id; `holmes ps` lists them")
+        raise HolmesError(f"run {name}: {len(found)} runs begin with it", "give more of the id; `holmes ps` lists them")
     last = f"; the last is {runs[-1].run.run_id}" if runs else ""
-    raise HolmesError(f"run {name}: not known here{last}", "`holmes ps` lists the runs; a run's folder will do too")
+    raise HolmesError(f"run {name}: not known here{last}", "`holmes ps` lists the runs; or name a run's folder")
 
 
 def last_run() -> StoredRun:

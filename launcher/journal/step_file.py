@@ -38,7 +38,6 @@ class StepFile:
                 self._thin_out()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _open(self) -> None:

@@ -183,19 +183,15 @@ def by_interface(traffic: Iterable[InterfaceTraffic]) -> tuple[InterfaceTraffic,
     """Return one entry per interface, as counters do: the traffic of two networks on one interface adds up."""
     merged: dict[tuple[str, str], InterfaceTraffic] = {}
     for port in traffic:
-        known = merged.get((port.host, port.netdev))
-        merged[port.host, port.netdev] = port if known is None else _added(known, port)
+        if (known := merged.get((port.host, port.netdev))) is not None:
+            added = {
+                "network": f"{known.network} + {port.network}",
+                "sent_bytes": known.sent_bytes + port.sent_bytes,
+                "received_bytes": known.received_bytes + port.received_bytes,
+            }
+            port = known.model_copy(update=added)
+        merged[port.host, port.netdev] = port
     return tuple(merged.values())
-
-
-def _added(one: InterfaceTraffic, other: InterfaceTraffic) -> InterfaceTraffic:
-    return InterfaceTraffic(
-        host=one.host,
-        netdev=one.netdev,
-        network=f"{one.network} + {other.network}",
-        sent_bytes=one.sent_bytes + other.sent_bytes,
-        received_bytes=one.received_bytes + other.received_bytes,
-    )
 
 
 def traffic_per_step(steps: StepTotals, plan: Plan) -> tuple[MeasuredTraffic, ...]:

@@ -6,7 +6,6 @@ import time
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_signed
-from holmes_core.records.run import Run
 from launcher.journal.run_folder import RUN_FILE
 from launcher.journal.run_store import StoredRun
 from launcher.nodes.interrupts import Interrupts
@@ -31,17 +30,9 @@ def end_unwatched(stored: StoredRun, plan: Plan) -> tuple[str, ...]:
 
 def record_stopped(stored: StoredRun) -> None:
     """Record a run whose controller is gone as stopped."""
-    ended = Run.model_validate(
-        {
-            **stored.run.model_dump(),
-            "state": "stopped",
-            "exit_code": 130,
-            "ended_at_s": time.time(),
-            "controller": None,
-            "steps_done": stored.steps_done,
-        }
-    )
-    write_signed(stored.folder / RUN_FILE, ended, private=True)
+    ended = {"state": "stopped", "exit_code": 130, "ended_at_s": time.time(), "controller": None}
+    run = stored.run.model_copy(update={**ended, "steps_done": stored.steps_done})
+    write_signed(stored.folder / RUN_FILE, run, private=True)
 
 
 def _end(link: NodeLink) -> str | None:

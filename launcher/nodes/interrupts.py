@@ -73,8 +73,6 @@ def signals_call(take: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def ctrl_c_ignored() -> Iterator[None]:
+def ctrl_c_ignored() -> contextlib.AbstractContextManager[None]:
     """Ignore requests to end this process."""
-    with signals_call(lambda: None):
-        yield
+    return signals_call(lambda: None)

@@ -46,12 +46,14 @@ def check_facts(
     yield from _versions(plan, answers)
     for node in plan.nodes:
         facts, tunnel = answers[node.node_rank].facts, answers[node.node_rank].tunnel
+        checked = CheckedNode(plan, node, facts, tunnel, inventory)
         for name, check in _NODE_CHECKS.items():
-            for evidence in check(CheckedNode(plan, node, facts, tunnel, inventory)):
+            for evidence in check(checked):
                 yield Fault(name, node.host, evidence)
+        yield from _missing_inputs(plan, attempt, node, facts)
         if isinstance(tunnel, TunnelFault):
             yield Fault("encryption", node.host, tunnel.evidence, tunnel.remedy)
-        elif node.tunnel_endpoint is not None and not _has_its_end(node, facts):
+        elif node.tunnel_endpoint is not None and not _has_tunnel_end(node, facts):
             evidence = f"the plan encrypts, and the node has no {node.shared_netdev} with {node.shared_address}"
             yield Fault("encryption", node.host, evidence)
     yield from _checkpoints(plan, attempt, answers)
@@ -61,16 +63,20 @@ def check_facts(
         yield Fault("rendezvous", first.host, evidence)
 
 
-def _has_its_end(node: Node, facts: NodeFacts) -> bool:
+def _has_tunnel_end(node: Node, facts: NodeFacts) -> bool:
     found = facts.interfaces.get(node.shared_netdev)
     return found is not None and found.up and found.address == node.shared_address
 
 
 def _versions(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
     """Yield hosts that differ from the most common version."""
-    versions = {rank: _versions_of(answer.facts) for rank, answer in answers.items()}
-    for what in ("python", "torch", "nccl"):
-        seen = {node.host: versions[node.node_rank][what] for node in plan.nodes}
+    facts = {node.host: answers[node.node_rank].facts for node in plan.nodes}
+    versions: dict[str, dict[str, str | None]] = {
+        "python": {host: ".".join(each.python.split(".")[:2]) for host, each in facts.items()},  # major and minor
+        "torch": {host: each.torch for host, each in facts.items()},
+        "nccl": {host: each.nccl for host, each in facts.items()},
+    }
+    for what, seen in versions.items():
         common = Counter(seen.values()).most_common(1)[0][0]
         for host, value in seen.items():
             if value != common:
@@ -102,11 +108,6 @@ def _lost_with_the_run(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fau
             evidence = f"{found.folder} is inside the container, which is removed when the run ends"
             remedy = "mount the host's folder there: `container: {options: [--volume, /data:/data]}` in hosts.yaml"
             yield Fault("checkpoints", node.host, evidence, remedy)
-
-
-def _versions_of(facts: NodeFacts) -> dict[str, str | None]:
-    """Return the versions by name; of Python only major and minor."""
-    return {"python": ".".join(facts.python.split(".")[:2]), "torch": facts.torch, "nccl": facts.nccl}
 
 
 def _torch(at: CheckedNode) -> Iterator[str]:
@@ -185,7 +186,7 @@ def _rdma_ports(at: CheckedNode) -> Iterator[str]:
 def _net_plugin(at: CheckedNode) -> Iterator[str]:
     if at.facts.net_plugin_there is False:
         library = at.plan.job.launch.environment.get("NCCL_NET_PLUGIN") or _planned(at.node, "NCCL_NET_PLUGIN")
-        yield f"{library} is no file here; NCCL reaches the cluster's fabric by it alone"
+        yield f"{library} is not a file here; NCCL reaches the cluster's fabric only through it"
 
 
 def _planned(node: Node, name: str) -> str | None:
@@ -207,7 +208,7 @@ def _interfaces(at: CheckedNode) -> Iterator[str]:
 def foreign_address(address: str, facts: NodeFacts) -> Iterator[str]:
     """Yield the evidence if the address by which others are to reach a node is not its own."""
     if address not in facts.local_addresses:
-        yield f"{address}, by which the other nodes are to reach it, is no address of this host"
+        yield f"{address}, at which the other nodes reach it, is not an address of this host"
 
 
 def _disk(at: CheckedNode) -> Iterator[str]:
@@ -220,13 +221,20 @@ def _disk(at: CheckedNode) -> Iterator[str]:
         yield f"{format_memory(free_bytes)} free for checkpoints in {checkpoint.folder}"
 
 
-def _inputs(at: CheckedNode) -> Iterator[str]:
-    for path in at.facts.missing_inputs:
-        yield f"{path}, which job.yaml names, is not there or cannot be read"
-
-
-def _contents(at: CheckedNode) -> Iterator[str]:
-    yield from at.facts.wrong_inputs
+def _missing_inputs(plan: Plan, attempt: Attempt, node: Node, facts: NodeFacts) -> Iterator[Fault]:
+    """Yield absent inputs. Data of an island's own cluster belong on the hosts of that island alone."""
+    island, data = attempt.outer_sync, plan.job.data
+    own = data.sources if attempt.own_data is not None and data is not None else ()
+    for path in facts.missing_inputs:  # a host names the whole path of a home folder
+        remedy = None
+        if island is not None and any(path.endswith(source.path.removeprefix("~")) for source in own):
+            hosts = ", ".join(each.host for each in plan.nodes)
+            remedy = (
+                f"copy or mount {path} on each host of island {island.island} ({hosts}), in the container if there is "
+                f"one; or correct `islands.data.{attempt.own_data}` in job.yaml and plan again"
+            )
+        evidence = f"{path}, which job.yaml names, is not there or cannot be read"
+        yield Fault("inputs", node.host, evidence, remedy)
 
 
 def _compiler(at: CheckedNode) -> Iterator[str]:
@@ -284,8 +292,7 @@ _NODE_CHECKS: dict[str, Callable[[CheckedNode], Iterator[str]]] = {
     "rdma-ports": _rdma_ports,
     "net-plugin": _net_plugin,
     "interfaces": _interfaces,
-    "inputs": _inputs,
-    "contents": _contents,
+    "contents": lambda at: iter(at.facts.wrong_inputs),
     "compiler": _compiler,
     "fp8": _fp8,
     "disk": _disk,

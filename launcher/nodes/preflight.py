@@ -75,7 +75,7 @@ CHECKS = (
     Check(
         "checkpoints",
         "checkpoints outlive the run, and none is overwritten or missing",
-        "go on from it with `--resume`; or name another `checkpoint: {path: ...}` in job.yaml and plan again",
+        "continue from it with `--resume`; or name another `checkpoint: {path: ...}` in job.yaml and plan again",
         False,
     ),
     Check(
@@ -151,7 +151,7 @@ class PreflightFailed(HolmesError):
         names = dict.fromkeys(fault.check for fault in preflight.refusing)
         count = "one check" if len(names) == 1 else f"{len(names)} checks in all"
         forcing = " ".join(f"--force {name}" for name in names)
-        in_spite = f"; or go on anyway: `{forcing}`" if all(_BY_NAME[n].can_be_forced for n in names) else ""
+        in_spite = f"; or continue anyway: `{forcing}`" if all(_BY_NAME[n].can_be_forced for n in names) else ""
         super().__init__(
             f"host {first.host}: preflight check {first.check} failed: {first.evidence}",
             f"{count} failed; the remedies are above{in_spite}",

@@ -75,7 +75,6 @@ class RunningNodes:
         self._asked_to_save = False
 
     def host(self, node_rank: int) -> str:
-        """Return the name of that node's host."""
         return self.links[node_rank].bundle.node.host
 
     def hear(self, within_s: float) -> NodeMessage | None:
@@ -116,7 +115,6 @@ class RunningNodes:
             return list(pool.map(act, self.links))
 
     def close(self) -> None:
-        """Drop all connections."""
         for link in self.links:
             link.close()
 

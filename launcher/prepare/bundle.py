@@ -132,7 +132,8 @@ class NodeBundle:
     @property
     def end_command(self) -> str:
         """End an agent that has no connection, by recorded ids, and print the processes that are left."""
-        if self._container == "docker":
+        container = self.node.access.container
+        if container is not None and container.engine == "docker":
             return self._in_folder(f"docker rm --force {self._name} >/dev/null 2>&1 || true")
         return self._in_folder(f"exec {self._python('end_agent')}")
 
@@ -149,11 +150,6 @@ class NodeBundle:
     def forget_command(self) -> str:
         """Remove the newest checkpoint that ranks kept in the host's memory for a restart."""
         return shell(f"rm -rf -- {shlex.quote(memory_folder(self.run_id, self.node.host))}")
-
-    @property
-    def _container(self) -> str | None:
-        container = self.node.access.container
-        return container.engine if container else None
 
     @property
     def _name(self) -> str:

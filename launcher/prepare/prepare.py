@@ -11,17 +11,18 @@ import holmes_runtime
 from holmes_core.errors import HolmesError
 from holmes_core.node_settings import is_fixed
 from holmes_core.records.job import Job
-from holmes_core.records.plan import IslandsPlan, Node, Plan, PlanGroup, PlanRank
+from holmes_core.records.plan import IslandsPlan, Node, Plan
+from holmes_runtime.config.islands.island_training import IslandTraining
 from holmes_runtime.config.model_shape import CODE_FOLDER
 from holmes_runtime.config.node_config import TRAINER_FILE, NodeConfig, TunnelConfig, hca_ports
-from holmes_runtime.config.rank_grid import Group, Rank
+from holmes_runtime.config.rank_grid import Group, NetName, Rank
 from holmes_runtime.config.run_config import RunConfig, Stage
 from holmes_runtime.config.run_settings import OuterSync
 from holmes_runtime.config.trainable import first_adapters
+from holmes_runtime.config.trainer_config import SHARED, TrainerConfig, TrainerNetwork, TrainerRank
 from launcher.prepare.bundle import NODE_CONFIG_FILE, PLAN_FILE, RUN_CONFIG_FILE, NodeBundle, Parcel
-from launcher.prepare.env_file import env_file
+from launcher.prepare.engine_arguments import command_of
 from launcher.prepare.expectation import expectation_of
-from launcher.prepare.trainer_files import trainer_config_of
 from launcher.prepare.user_variables import UserVariables
 
 # Ranks wait longer than the controller by this much. The controller asks all ranks for their positions and names the
@@ -39,7 +40,8 @@ class Attempt:
 
     `reason` is the reason for the start, for a trainer's own command, which resumes by itself. `from_scratch`: begin at
     step 1 if there is no checkpoint; otherwise that is a fault. `resume_step`: go back to the checkpoint after so many
-    steps, which becomes the last one. `outer_sync`: an island's facts about the others.
+    steps, which becomes the last one. `outer_sync`: an island's facts about the others. `own_data`: the cluster whose
+    own data the island reads, if any.
     """
 
     run_id: str
@@ -49,6 +51,7 @@ class Attempt:
     from_scratch: bool = False
     resume_step: int | None = None
     outer_sync: OuterSync | None = None
+    own_data: str | None = None
     reason: str = "the first start"
 
 
@@ -117,6 +120,17 @@ def reasons_of(node: Node, variables: UserVariables) -> dict[str, str]:
     return {**planned, **dict.fromkeys(variables.environment, "launch.environment in job.yaml")}
 
 
+def env_file(variables: Mapping[str, str], reasons: Mapping[str, str], plan_digest: str) -> str:
+    """Return variables as KEY=VALUE lines, sorted by name, each below its reason.
+
+    Without quotes and `export`, shells, `docker --env-file` and systemd all read the same values.
+    """
+    lines = [f"# plan {plan_digest}"]
+    for name in sorted(variables):
+        lines += [f"# {' '.join(reasons[name].split())}", f"{name}={variables[name]}"]
+    return "\n".join(lines) + "\n"
+
+
 def refuse_prediction(plan: Plan | IslandsPlan) -> None:
     """Raise HolmesError for a plan of machines that do not exist, or of a trainer without a command."""
     if plan.sketch is not None:
@@ -152,8 +166,14 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
             lora=job.trainable.lora if job.trainable is not None else None,
             expected_tokenizer=job.expected_tokenizer,
             stages=tuple(Stage(each.index, each.first_layer, each.stop_layer) for each in plan.stages),
-            ranks=tuple(map(_rank, plan.ranks)),
-            groups=tuple(map(_group, plan.groups)),
+            ranks=tuple(
+                Rank(each.rank, each.host, each.cluster, each.pp_rank, each.dp_rank, each.tp_rank)
+                for each in plan.ranks
+            ),
+            groups=tuple(
+                Group(each.name, each.axis, each.ranks, each.interfaces, each.net_name, each.streams, each.codec)
+                for each in plan.groups
+            ),
             expectation=expectation_of(plan),
             timeout_s=job.timeout_s + VERDICT_MARGIN_S,
             threads_per_rank=job.threads_per_slot,
@@ -162,12 +182,26 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
         raise HolmesError(f"the runtime refuses the plan: {error}", "correct job.yaml and plan again") from None
 
 
-def _rank(rank: PlanRank) -> Rank:
-    return Rank(rank.rank, rank.host, rank.cluster, rank.pp_rank, rank.dp_rank, rank.tp_rank)
+def trainer_config_of(plan: Plan, outer_sync: OuterSync | None, timeout_s: float) -> TrainerConfig:
+    """Return the command of every rank and each rank's interfaces, the fabric of its cluster first.
 
-
-def _group(group: PlanGroup) -> Group:
-    return Group(group.name, group.axis, group.ranks, group.interfaces, group.net_name, group.streams, group.codec)
+    With `outer_sync` the ranks are an island, whose waits are limited to `timeout_s`.
+    """
+    assert plan.job.trainer is not None
+    fabrics = {node.fabric.network: node.fabric.net_name for node in plan.nodes if node.fabric is not None}
+    nodes = {node.host: node for node in plan.nodes}
+    ranks = []
+    for rank in plan.ranks:
+        node = nodes[rank.host]
+        fabric = {} if node.fabric is None else {node.fabric.network: node.fabric.netdev}
+        ranks.append(TrainerRank(rank.host, rank.local_rank, {**fabric, SHARED: node.shared_netdev}))
+    on_shared: NetName | None = "Socket" if plan.job.device == "cuda" else None
+    networks = (*(TrainerNetwork(name, net) for name, net in fabrics.items()), TrainerNetwork(SHARED, on_shared))
+    tokens = plan.job.global_batch_size * plan.job.model.seq_length
+    island = None
+    if outer_sync is not None:
+        island = IslandTraining(outer_sync, plan.job.steps, tokens, plan.world_size, timeout_s)
+    return TrainerConfig(command_of(plan), plan.job.trainer.folder, networks, tuple(ranks), island)
 
 
 def model_file(job: Job) -> str | None:

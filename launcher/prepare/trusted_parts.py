@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holmes_core.records.access import Access
@@ -91,8 +91,10 @@ def _target(host: str, access: Access) -> str:
 
 
 def _brought_by_job(job: Job) -> Iterator[TrustedPart]:
+    for name, given in job.launch.environment.items():
+        value = f"{name} of this shell" if given is None else f"{name}={given}"
+        yield TrustedPart("variable", value, (ALL_RANKS,))
     for what, value in (
-        *_variables(job.launch.environment),
         *(("secret", f"{name} = the text of {file} here") for name, file in job.launch.secrets.items()),
         *_paths(job),
     ):
@@ -104,11 +106,6 @@ def _brought_by_job(job: Job) -> Iterator[TrustedPart]:
     for when, words in (("at the end", job.launch.on_end), ("for what is slow", job.launch.on_verdict)):
         if words:
             yield TrustedPart(f"command {when}", shlex.join(words), (HERE,))
-
-
-def _variables(environment: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    for name, value in environment.items():
-        yield "variable", f"{name} of this shell" if value is None else f"{name}={value}"
 
 
 def _paths(job: Job) -> Iterable[tuple[str, str]]:

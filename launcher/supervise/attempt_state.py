@@ -258,9 +258,9 @@ class AttemptState:
                 message = message._replace(message=_RANK_PREFIX.sub("", said[-1]))
             self._fail(node, message._replace(last_lines=lines), now_s)
         else:
-            self._take_whereabouts(node, message)
+            self._take_position_or_states(node, message)
 
-    def _take_whereabouts(self, node: Node, message: RankPosition | RankStates) -> None:
+    def _take_position_or_states(self, node: Node, message: RankPosition | RankStates) -> None:
         if isinstance(message, RankPosition):
             self._hang.take_position(message)
         else:
@@ -343,7 +343,7 @@ class AttemptState:
         return self._broken_off.get(node.node_rank, "")
 
     def _notice_silence(self, now_s: float) -> Iterator[Effect]:
-        """Treat a silent host (no power, no link) as a failure. A detached run goes on without a controller."""
+        """Treat a silent host (no power, no link) as a failure. A detached run continues without a controller."""
         for node_rank, silent_s in self._silence.silent(now_s, STALLED_S).items():
             node = self._plan.nodes[node_rank]
             if node_rank in self._ended:

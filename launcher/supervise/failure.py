@@ -25,7 +25,7 @@ _WIRE_CHANGES = (
     "saved: check them, or encrypt with `security: {between_clusters: wireguard}` in hosts.yaml"
 )
 _SIGNS = (
-    ((NOT_FINITE,), "training diverges, or this host computes wrong: lower the learning rate, or check its samples"),
+    ((NOT_FINITE,), "training diverges, or this host miscomputes: lower the learning rate, or check its samples"),
     (("CUDA out of memory", "OutOfMemoryError"), _OUT_OF_GPU_MEMORY),
     (("MemoryError", "Cannot allocate memory"), "the host's memory is full"),
     (_FULL_DISK, "a disk is full: the checkpoint folder or the home folder"),

@@ -48,7 +48,7 @@ class HangDetector:
         self._plan = plan
         self._usual_s = plan.prediction.step_s
         self._most_s = plan.job.timeout_s / 2
-        # Saving a checkpoint is no step either and takes as long as the disk needs. A trainer may save at any time.
+        # Saving a checkpoint is not a step and takes as long as the disk needs. A trainer may save at any time.
         self._min_s = MIN_S if plan.job.checkpoint is None and plan.job.is_bundled else self._most_s
         evaluation = plan.job.evaluation
         self._batches = 1 + (evaluation.num_batches if evaluation else 0)
@@ -60,7 +60,7 @@ class HangDetector:
         self._groups = {group.name: WatchedGroup(group.name, group.name, group.ranks) for group in groups}
         self._progress_s = now_s
         self._asked_s: float | None = None
-        # A trainer may print no line that is recognized as a step: then there is no limit.
+        # If no printed line of a trainer is recognized as a step, there is no limit.
         self._first_s = plan.job.timeout_s if plan.job.is_bundled else math.inf
 
     def take_progress(self, rank: int, step: int, now_s: float) -> None:
@@ -79,7 +79,6 @@ class HangDetector:
         self._states.update(states)
 
     def take_group(self, group: GroupRecord) -> None:
-        """Record a group that a trainer has made."""
         self._groups[group.key] = WatchedGroup(group.key, group.name, group.ranks)
 
     def take_position(self, position: RankPosition) -> None:
@@ -137,7 +136,7 @@ class HangDetector:
             return HangReport(rank, f"{since}; rank {rank} holds up the others: {why}", stack)
         hosts = {rank.rank: rank.host for rank in self._plan.ranks}
         doing = doing_in_words(self._positions, hosts, self._steps.keys() - self._positions.keys())
-        return HangReport(None, f"{since}; which rank is at fault is not known: {doing}{stuck_in_words(operations)}")
+        return HangReport(None, f"{since}; the rank at fault is not known: {doing}{stuck_in_words(operations)}")
 
     def _halted(self) -> tuple[int, str] | None:
         """Return a rank that the kernel is not running, and why."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from holmes_core.errors import HolmesError
@@ -25,12 +24,9 @@ def answers(node: Node) -> bool:
 
 def later_in_background(work: Callable[[], None]) -> None:
     """Do the work after a pause, in its own thread."""
-
-    def pause_and_work() -> None:
-        time.sleep(PAUSE_S)
-        work()
-
-    threading.Thread(target=pause_and_work, daemon=True).start()
+    timer = threading.Timer(PAUSE_S, work)
+    timer.daemon = True
+    timer.start()
 
 
 class LostHosts:
@@ -48,11 +44,9 @@ class LostHosts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The hosts that are lost."""
         return tuple(sorted(node.host for node in self._nodes))
 
     def add(self, nodes: Iterable[Node]) -> None:
-        """Add lost hosts."""
         self._nodes += tuple(nodes)
 
     def look(self) -> None:

@@ -134,7 +134,7 @@ class Replanning:
             return None
         gain = step_s / plan.prediction.step_s
         better = f"{gain:.2f}x as fast as" if gain > 1 else "no faster than"
-        self._say(f"that plan would be {better} the present one")
+        self._say(f"that plan would be {better} the current one")
         return plan if gain > MIN_GAIN else None
 
     def _go_on_with(self, plan: Plan | None) -> None:

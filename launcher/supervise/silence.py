@@ -15,7 +15,6 @@ class SilenceDetector:
         self._looked_s = now_s
 
     def take_word(self, node_rank: int, now_s: float) -> None:
-        """Record a message from a node."""
         self._heard_s[node_rank] = now_s
 
     def longest_s(self, nodes: Collection[int], now_s: float) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.color import ColorSystem
 
+from holmes_cli.commands.launch_command import show_preflight
 from holmes_cli.commands.launched.ps_command import show_runs
 from holmes_cli.commands.launched.status_command import KnownRun, show_known
 from holmes_cli.gpu_holders import show_claims
@@ -22,11 +23,9 @@ from holmes_cli.screen.change_tables import mode_sheets, what_if_sheet
 from holmes_cli.screen.comparison_tables import comparison_sheets
 from holmes_cli.screen.run_view import RunView
 from holmes_cli.screen.show_bundles import show_bundles
-from holmes_cli.screen.show_inventory import show_changes, show_inventory
+from holmes_cli.screen.show_inventory import show_changes, show_inventory, show_rule
 from holmes_cli.screen.show_origin import ForeignFile, confirm_foreign
 from holmes_cli.screen.show_plan import islands_sheet, show_islands, show_plan, show_sheet
-from holmes_cli.screen.show_preflight import show_preflight
-from holmes_cli.screen.show_rule import show_rule
 from holmes_cli.screen.show_run import show_run
 from holmes_core.errors import HolmesError
 from holmes_core.records.access import LaunchSettings

@@ -12,8 +12,7 @@ import yaml
 
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import read_file
-from launcher.journal.follow_folder import past_events
-from launcher.journal.run_events import Notice
+from launcher.journal.follow_folder import past_notices
 from launcher.journal.run_folder import read_run
 from planner.cost.collectives import tcp_payload_share
 from tests.builders.bed_runs import launched, plan_that_saves
@@ -77,7 +76,7 @@ def test_a_trunk_that_becomes_slow_and_recovers_costs_no_restart(
     folder = only_run(tmp_path / "runs")
     run, steps = read_run(folder), steps_of(folder)
     assert (run.state, run.attempt, run.steps_done) == ("done", 0, STEPS)
-    notices = [event.text for event in past_events(folder) if isinstance(event, Notice)]
+    notices = [text for _, text in past_notices(folder)]
     changes = {step["step"]: text for step in steps for text in step["verdicts"] if text.startswith("edge ")}
     assert all(text in notices for text in changes.values())
     while_slow = [text for step, text in changes.items() if FALLS_AT <= step < RISES_AT]

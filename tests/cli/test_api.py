@@ -139,7 +139,7 @@ def test_a_detached_run_inside_a_slurm_job_is_refused_before_anything_is_made(tm
         node.model_copy(update={"access": node.access.model_copy(update={"transport": "slurm"})})
         for node in by_slurm.nodes
     ]
-    with pytest.raises(HolmesError, match="ends with this process"):
+    with pytest.raises(HolmesError, match="end with the process that starts them"):
         launch(
             by_slurm.model_copy(update={"nodes": tuple(nodes)}),
             runs=tmp_path / "runs",

@@ -201,7 +201,7 @@ def test_folders_of_different_runs_are_not_put_together(tmp_path: Path, command:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("list", "nowhere"), "nowhere is no folder"),
+        (("list", "nowhere"), "nowhere is not a folder"),
         (("list", "a1", "-o", "one"), "--output is for gather and export"),
         (("list", "a1", "--merge"), "--published and --merge are for export"),
         (("export", "a1"), "--output is for gather and export, which need it"),

@@ -144,7 +144,7 @@ def test_command_that_is_started_here_is_watched_with_its_ranks_on_another_host(
     process = subprocess.Popen(on_host(site, "a1", doctor), stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     try:
         assert process.stderr is not None
-        said = said_until(process, "the command goes on")
+        said = said_until(process, "the command still runs")
         process.terminate()
         shown, rest = process.communicate(timeout=300)
     finally:

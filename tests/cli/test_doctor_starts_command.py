@@ -83,7 +83,7 @@ def test_command_goes_on_after_the_diagnosis_and_its_code_is_the_doctors(tmp_pat
     process = subprocess.Popen(words, cwd=tmp_path, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert process.stdin is not None
     assert process.stderr is not None
-    assert process.stderr.readline().startswith("the command goes on")
+    assert process.stderr.readline().startswith("the command still runs")
     process.stdin.write("typed")
     (tmp_path / "go").unlink()
     said, _ = process.communicate(timeout=PATIENCE_S)

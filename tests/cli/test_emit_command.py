@@ -72,7 +72,7 @@ def full(folder: Path, _: Plan) -> None:
         (other_job, "files", "plan.json: stale: "),
         (foreign, "files", "not made here by you"),
         (edited, "files", "changed since it was written"),
-        (full, "files", "out: is there already"),
+        (full, "files", "out: already exists"),
         (lambda *_: None, "helm", "--to helm: no format of that name"),
     ],
 )

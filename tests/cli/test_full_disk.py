@@ -47,7 +47,7 @@ def test_a_disk_that_becomes_full_ends_no_run_and_the_verdict_is_written(tmp_pat
         said = run.stderr.read()
 
     assert run.returncode == 0, said
-    assert said.count("the disk is full: the run goes on, and its logs lack what follows") == 1
+    assert said.count("the disk is full: the run continues, and its logs end here") == 1
     assert f"step {LAST_STEP}/{LAST_STEP}" in said
     (small_disk / "filling").unlink()
     ended = read_run(run_folder(tmp_path))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from holmes_cli.api import launch
-from holmes_cli.commands.launch_command import when_gpus_are_free
+from holmes_cli.commands.launch_command import start_checked
 from holmes_core.records.access import Access
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Run
@@ -179,9 +179,9 @@ def test_a_launch_that_waits_starts_when_the_gpus_are_free_and_not_for_other_fau
             raise PreflightFailed(Preflight(tuple(faults), frozenset()))
         return Run(run_id="r", plan_digest="", state="done", started_at_s=0.0)
 
-    assert when_gpus_are_free(partial(start, [taken]), pause_s=0.0).run_id == "r"
+    assert start_checked(partial(start, [taken]), waits=True, pause_s=0.0).run_id == "r"
     assert len(tries) == 3
     tries.clear()
     with pytest.raises(PreflightFailed):
-        when_gpus_are_free(partial(start, [taken, full]), pause_s=0.0)
+        start_checked(partial(start, [taken, full]), waits=True, pause_s=0.0)
     assert len(tries) == 1

@@ -75,7 +75,7 @@ def test_init_writes_files_that_are_valid_and_never_over_others(command: Command
     (tmp_path / "job.yaml").write_text("mine", encoding="utf-8")
     refused = command("init")
     assert refused.code == 2
-    assert "job.yaml: there already; nothing was written" in refused.stderr
+    assert "job.yaml: already there; nothing was written" in refused.stderr
     assert (tmp_path / "job.yaml").read_text(encoding="utf-8") == "mine"
     assert not (tmp_path / "hosts.yaml").exists()
 
@@ -93,7 +93,7 @@ def test_variables_say_where_the_inventory_and_the_file_for_prometheus_lie(
     monkeypatch.setenv("HOLMES_RUNS", str(tmp_path / "elsewhere"))
     refused = command("launch", "plan.json")
     assert refused.code == 2
-    assert f"HOLMES_PROMETHEUS: {tmp_path}{os.sep}missing is no folder" in refused.stderr
+    assert f"HOLMES_PROMETHEUS: {tmp_path}{os.sep}missing is not a folder" in refused.stderr
     assert not (tmp_path / "elsewhere").exists()
 
 

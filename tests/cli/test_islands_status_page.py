@@ -128,10 +128,10 @@ def test_one_page_has_the_state_weights_checkpoint_and_exchange_of_each_island(
     assert f"<td>99/{plan.islands[0].job.steps}</td>" in first
     assert "starting at step 1" in first
     assert "the one after step 100 is whole in /data/ck" in first
-    assert "exchange 5 of islands 0, 1: 3.00 MB sent in 1.50 s" in first
+    assert "outer sync 5 of islands 0, 1: 3.00 MB sent in 1.50 s" in first
     assert f"<td>failed, cut off</td><td>2</td><td>59/{plan.islands[1].job.steps}</td>" in second
     assert "resumed after step 20 from /data/ck" in second
-    assert "came late or anew in 1 exchange" in second
+    assert "joined late in 1 outer sync" in second
     assert "20 of 59 steps were taken by others" in page
     assert "the common model is that of island-0" in page
     assert page.count("host b1 is lost") == 1  # the island's notice is in the whole's already

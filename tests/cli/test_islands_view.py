@@ -11,11 +11,11 @@ from holmes_runtime.config.rank_metrics import AppliedOuterSync
 @pytest.mark.parametrize(
     ("has_joined", "said"),
     [
-        (False, "exchange 5 of islands 0, 2: 3.00 MB sent in 1.50 s, waited for 250 ms"),
+        (False, "outer sync 5 of islands 0, 2: 3.00 MB sent in 1.50 s, waited for 250 ms"),
         (
             True,
-            "exchange 5: came late or anew, took the state of islands 0, 2 and dropped what it had not told them; "
-            "1.50 s, waited for 250 ms",
+            "outer sync 5: joined late, received the state of islands 0, 2 and dropped its own progress since "
+            "the last one; 1.50 s, waited for 250 ms",
         ),
     ],
 )

@@ -140,7 +140,7 @@ def test_an_island_that_diverges_after_each_return_is_lost_in_the_end(tmp_path: 
         assert process.wait(timeout=600) == 1
     assert [(read_run(each).state, read_run(each).attempt) for each in islands] == [("done", 0), ("failed", 1)]
     said = holmes(tmp_path, "status", run_folder(tmp_path).name).stdout
-    assert "not started again after 1 starts in a row that came to no exchange" in said
+    assert "not restarted: 1 starts in a row reached no outer sync" in said
     assert re.search("island-1 is lost: .*after step [0-9]+ parameter .*lower the learning rate", said)
     assert nothing_is_left(tmp_path)
 

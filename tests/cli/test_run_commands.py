@@ -102,7 +102,7 @@ def test_detached_run_outlives_its_controller_and_is_watched_again_by_a_shell_wi
     assert next(line for line in looking.stderr if line.startswith("step "))  # it has come to watching
     assert eventually(lambda: steps_done(tmp_path) > before + 2)
     looking.send_signal(signal.SIGINT)
-    assert "the run goes on" in looking.communicate(timeout=600)[1]
+    assert "the run continues" in looking.communicate(timeout=600)[1]
     lines = (run_folder(tmp_path) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps[0] == 0

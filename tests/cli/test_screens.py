@@ -58,7 +58,7 @@ def test_the_verdict_stands_before_every_traceback_but_its_own() -> None:
     text = shown("failed", 120)
     assert text.index("error: host b1 (b): rank 2 failed first: exit code 1") < text.index("Traceback")
     assert text.count("Traceback") == 1
-    assert "all that was printed is in runs/20261123-120000-abcd/logs/b1-rank2.log" in text
+    assert "the whole output is in runs/20261123-120000-abcd/logs/b1-rank2.log" in text
 
 
 def test_a_run_under_way_shows_id_time_and_what_it_makes_of_its_gpus() -> None:

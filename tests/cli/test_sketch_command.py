@@ -76,7 +76,7 @@ def test_no_file_is_written_over_in_silence(command: Command, tmp_path: Path) ->
     assert "-o sketch.json" in refused.stderr
     assert (tmp_path / "sketch.json").read_bytes() == before
     named = command("sketch", other, "-o", "sketch.json")
-    assert (named.code, "writes over" in named.stderr) == (0, True)
+    assert (named.code, "overwrites" in named.stderr) == (0, True)
     write_signed(tmp_path / "inventory.json", gpu_inventory([1, 1]))
     for file in ("inventory.json", "notes.txt"):
         path = tmp_path / file

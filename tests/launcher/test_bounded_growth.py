@@ -144,7 +144,7 @@ def test_a_full_disk_leaves_out_lines_whole_and_ends_no_run(tmp_path: Path) -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
     assert (folder.path / EVENTS_FILE).read_bytes() == before
-    assert sum("the disk is full: the run goes on" in text for text in view.notices) == 1
+    assert sum("the disk is full: the run continues" in text for text in view.notices) == 1
     record.say("after")
     folder.close()
     events = [from_line(line).event for line in (folder.path / EVENTS_FILE).read_text().splitlines()]

@@ -224,7 +224,7 @@ def test_start_script_refuses_a_host_that_is_not_in_the_plan(folder: Path) -> No
     for environment in ({"HOLMES_HOST": "*"}, {"SLURMD_NODENAME": "$(touch canary)"}):
         done = run(written(folder, gpu_plan()), LOCAL_RANK="0", **environment)
         assert done.returncode == 2
-        assert "is no host of the plan: set HOLMES_HOST to one of the file ranks" in done.stderr
+        assert "is not in the plan: set HOLMES_HOST to a host in the file ranks" in done.stderr
 
 
 @RUNS_SHELLS
@@ -303,7 +303,7 @@ def test_folder_that_is_there_is_left_alone(folder: Path, make: Callable[[Path],
     make(folder)
     before = folder.lstat()
     same = (before.st_ino, before.st_mode, before.st_mtime_ns)  # looking into a folder changes when it was last read
-    with pytest.raises(HolmesError, match="is there already"):
+    with pytest.raises(HolmesError, match="already exists"):
         write_folder(folder, {"x": "y"})
     after = folder.lstat()
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == same

@@ -44,7 +44,7 @@ def test_a_change_on_the_way_goes_before_what_came_of_it_and_says_what_to_do() -
 
 
 def test_a_rank_that_printed_of_a_change_before_it_was_killed_was_killed() -> None:
-    lines = (f"exchange 3 of islands is held again: what rank 1 of island 0 sent to rank 0 of another {CHANGED}",)
+    lines = (f"outer sync 3 of the islands is repeated: what rank 1 of island 0 sent to rank 0 of another {CHANGED}",)
     killed = RankFailed(0, -9, "Signal 9 (SIGKILL) received", 2.0, lines, oom_kills=1)
     assert "out-of-memory" in str(failure_of(None, killed, host_lost=False).likely)
 

@@ -61,7 +61,7 @@ def test_islands_that_lack_the_step_are_named_with_those_that_have_it_and_the_st
 
 
 def test_islands_without_a_step_in_common_are_said_to_have_none(planned: IslandsPlan) -> None:
-    with pytest.raises(HolmesError, match="no step is there on all islands") as caught:
+    with pytest.raises(HolmesError, match="no step is saved on all islands") as caught:
         require_checkpoints(planned, 30, [{10}, {20}])
     assert "island 0 in /ck/island-0 of a1; after step 30 of island 1" in caught.value.what
     assert caught.value.exit_code == 2

@@ -106,7 +106,7 @@ def test_a_first_step_that_no_rank_takes_ends_with_what_each_was_doing() -> None
     found = detector.verdict({}, 25.0)
     assert found == HangReport(
         None,
-        "no first step on every rank after 25 s (timeout_s in job.yaml); which rank is at fault is not known: "
+        "no first step on every rank after 25 s (timeout_s in job.yaml); the rank at fault is not known: "
         "ranks 0 (a1), 1 (a2), 2 (b1), 3 (b2): building the model",
     )
 

@@ -36,8 +36,8 @@ def test_it_starts_again_with_the_same_plan_once_its_hosts_answer() -> None:
     island, said = coming_back([False, True, False])
     assert island.after_failure(PLAN, LOST, ("a1",)) is PLAN
     assert said == [
-        "lost: host a1: gone; it starts again when its hosts answer, try 1 of 2",
-        "its hosts answer; it starts again",
+        "lost: host a1: gone; it restarts when its hosts answer, try 1 of 2",
+        "its hosts answer; it restarts",
     ]
 
 
@@ -46,7 +46,7 @@ def test_it_is_lost_after_so_many_starts_in_a_row_without_a_step() -> None:
     tried = [island.after_failure(PLAN, LOST, ()), island.after_refusal(PLAN, [Fault("disk", "a1", "full")])]
     assert tried == [PLAN, PLAN]
     assert island.after_failure(PLAN, LOST, ()) is None
-    assert said[-1] == "lost: host a1: gone; not started again after 2 starts in a row that came to no step"
+    assert said[-1] == "lost: host a1: gone; not restarted: 2 starts in a row reached no step"
 
 
 def test_a_step_forgives_what_was_before() -> None:
@@ -81,8 +81,8 @@ def test_steps_do_not_forgive_numbers_that_are_not_finite_before_a_further_outer
         came_back += 1
     assert came_back == starts
     if starts < 10:
-        assert said[-1].startswith(f"lost: host a1: {message}; not started again after 2 starts in a row that came to")
-        assert "no exchange; " in said[-1]
+        assert said[-1].startswith(f"lost: host a1: {message}; not restarted: 2 starts in a row reached no")
+        assert "no outer sync; " in said[-1]
         assert "lower the learning rate" in said[-1]
 
 

@@ -226,7 +226,7 @@ def test_a_pod_has_all_that_a_rank_needs_and_refuses_a_node_of_another_plan(tmp_
     environment = {"PATH": os.environ["PATH"], NODE_NAME: "$(touch canary)"}
     done = subprocess.run(command, cwd=tmp_path / "pod", env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "holmes: node '$(touch canary)' is no host of the plan" in done.stderr
+    assert "holmes: node '$(touch canary)' is not in the plan" in done.stderr
     names = {str(path.relative_to(tmp_path / "pod")) for path in (tmp_path / "pod").rglob("*")}
     wanted = {"ranks", "node-0.env", "run_config.json", "plan.json", "mine.py", "secret-TOKEN", "start-node.sh"}
     assert names >= wanted | {"holmes_runtime/node/start_rank.py"}

@@ -140,7 +140,7 @@ def test_fewer_than_the_quorum_wait_on_and_then_it_is_said_who_came() -> None:
     decision = islands.decision(0)
     assert decision is not None
     assert decision.roster is None
-    assert decision.trouble == ("1 of at least 2 have come to exchange 2 within 121 s; islands that are there: 0")
+    assert decision.trouble == "1 of at least 2 have arrived at outer sync 2 within 121 s: island 0"
 
 
 def test_those_that_have_ended_are_not_of_the_quorum_and_one_that_was_stopped_is() -> None:

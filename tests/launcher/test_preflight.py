@@ -73,7 +73,7 @@ def test_healthy_nodes_have_no_fault(plan: Plan) -> None:
         ("gpus-taken", "GPU 0 is taken by run r1 of ann, since 2023-11-14 22:13 UTC", {"gpus_taken": (TAKEN,)}),
         ("gpus-free", "process 4711 (python) is on GPU 0", {"gpu_processes": (PYTHON,)}),
         ("interfaces", "no interface eth0; there are lo, eth1", {"interfaces": {"lo": UP, "eth1": UP}}),
-        ("interfaces", "is no address of this host", {"local_addresses": ()}),
+        ("interfaces", "is not an address of this host", {"local_addresses": ()}),
         ("disk", "10 MiB free for the run's logs", {"free_bytes": 10 << 20}),
         ("disk", "/data, where checkpoints go, is not writable", {"checkpoint": READ_ONLY}),
         ("inputs", "/data/x.bin, which job.yaml names, is not there", {"missing_inputs": ("/data/x.bin",)}),
@@ -166,7 +166,7 @@ def test_a_network_plugin_that_is_not_there_is_found_with_its_path() -> None:
     nodes = tuple(node.model_copy(update={"environment": (*node.environment, library)}) for node in PLAN.nodes)
     (fault,) = faults(PLAN.model_copy(update={"nodes": nodes}), net_plugin_there=False)
     assert (fault.check, fault.host) == ("net-plugin", HOST)
-    assert "/opt/x/libnccl-net.so is no file here" in fault.evidence
+    assert "/opt/x/libnccl-net.so is not a file here" in fault.evidence
     assert remedy_of(fault)
 
 
@@ -185,7 +185,7 @@ def test_a_plugin_that_the_user_names_is_the_one_that_is_looked_for() -> None:
     plan = PLAN.model_copy(update={"nodes": nodes, "job": job})
     assert node_environment(plan.nodes[1], users)["NCCL_NET_PLUGIN"] == "/mine/libnccl-net.so"
     (fault,) = faults(plan, net_plugin_there=False)
-    assert fault.evidence.startswith("/mine/libnccl-net.so is no file here")
+    assert fault.evidence.startswith("/mine/libnccl-net.so is not a file here")
 
 
 def test_a_checkpoint_that_the_run_does_not_resume_is_found_once_before_torch_is_up() -> None:
@@ -240,7 +240,7 @@ def test_folders_that_are_removed_with_the_run_refuse_it() -> None:
 def test_what_can_be_forced_is_said_with_its_names_and_nothing_else_is() -> None:
     disk, torch = Fault("disk", "a1", "full"), Fault("torch", "a1", "none")
     forced, refused = (PreflightFailed(Preflight(faults, frozenset())) for faults in ((disk,), (disk, torch)))
-    assert forced.hint == "one check failed; the remedies are above; or go on anyway: `--force disk`"
+    assert forced.hint == "one check failed; the remedies are above; or continue anyway: `--force disk`"
     assert refused.hint == "2 checks in all failed; the remedies are above"
 
 

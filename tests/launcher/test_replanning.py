@@ -177,7 +177,7 @@ def test_slow_part_is_planned_around_where_that_is_asked_for_and_gains(verdict: 
     assert run.planner is not None
     assert run.planner.asked == [(verdict, ())]
     assert run.said[0] == verdict.sentence
-    assert "that plan would be 2.00x as fast as the present one" in run.said
+    assert "that plan would be 2.00x as fast as the current one" in run.said
 
 
 def test_verdicts_are_said_again_only_when_they_have_become_others() -> None:
@@ -193,7 +193,7 @@ def test_verdicts_are_said_again_only_when_they_have_become_others() -> None:
 def test_gain_is_shown_and_not_taken_where_that_is_not_asked_for() -> None:
     run = Run(Settings())
     assert run.judged(SLOW_HOST) is None
-    assert run.said[-1] == "that plan would be 2.00x as fast as the present one"
+    assert run.said[-1] == "that plan would be 2.00x as fast as the current one"
 
 
 def test_plan_that_gains_less_than_a_restart_costs_is_not_taken() -> None:
@@ -204,7 +204,7 @@ def test_plan_that_gains_less_than_a_restart_costs_is_not_taken() -> None:
 def test_plan_that_would_be_slower_is_not_praised() -> None:
     run = Run(Settings(replan_when_slow=True))
     assert run.judged(SLOW_HOST, times_planned_s=0.49) is None
-    assert run.said[-1] == "that plan would be no faster than the present one"
+    assert run.said[-1] == "that plan would be no faster than the current one"
 
 
 ADAPTED = EdgeAdapted(("a1",), ("b1",), EdgeSettings("none", "none", 0), EdgeSettings("int8", "none", 1), 0.3, 0.2)

@@ -20,8 +20,7 @@ from holmes_runtime.config.messages import RankFailed, Ready
 from holmes_runtime.config.node_config import NodeConfig, TunnelConfig
 from holmes_runtime.config.strict_json import encode
 from launcher.islands import run_tunnel
-from launcher.islands.island_part import IslandPart
-from launcher.islands.outer_sync import outer_sync_of
+from launcher.islands.island_part import IslandPart, outer_sync_of
 from launcher.islands.rendezvous_server import RendezvousServer
 from launcher.islands.run_tunnel import LOST_S, RunTunnel, tunnel_bundles
 from launcher.nodes.interrupts import Interrupts
@@ -159,7 +158,7 @@ def test_a_lost_end_fails_its_island_and_is_made_anew_while_the_other_stands(
 ) -> None:
     enter_all(tunnel)
     old, kept = key(tmp_path, "b1"), key(tmp_path, "a1")
-    parts = [IslandPart(outer_sync_of(plan, each), RendezvousServer(2, 1), 5, tunnel) for each in (0, 1)]
+    parts = [IslandPart(outer_sync_of(plan, each), None, RendezvousServer(2, 1), 5, tunnel) for each in (0, 1)]
     assert [part.tunnel_failure(0.0) for part in parts] == [None, None]
     os.kill(int(old.removeprefix("KEY")), signal.SIGKILL)
     assert eventually(looks_until(tunnel, lambda: tunnel.lost(1) is not None))
@@ -230,7 +229,7 @@ def test_an_address_of_the_plan_that_the_host_does_not_have_refuses(plan: Island
     (refused,) = tunnel.enter(0, Interrupts())
     tunnel.stop()
     assert (refused.check, refused.host) == ("encryption", "a1")
-    assert refused.evidence.startswith("10.0.0.1, by which the other nodes are to reach it")
+    assert refused.evidence.startswith("10.0.0.1, at which the other nodes reach it")
 
 
 def test_nothing_of_the_tunnel_is_left_by_a_launch_that_ctrl_c_ends(tunnel: RunTunnel, tmp_path: Path) -> None:

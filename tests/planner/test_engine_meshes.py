@@ -17,7 +17,7 @@ from holmes_runtime.config.rank_metrics import GroupRecord
 from holmes_runtime.hook import group_hook
 from holmes_runtime.hook.group_report import GroupReport
 from launcher.prepare.engine_arguments import engine_arguments
-from launcher.prepare.trainer_files import trainer_config_of
+from launcher.prepare.prepare import trainer_config_of
 from tests.planner.fleets import gpu_inventory, plan_for
 from tests.planner.test_engine_plans import all_groups
 from tests.planner.trainer_plans import drawn_plan, trainer_job

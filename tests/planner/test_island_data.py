@@ -10,7 +10,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan
 from holmes_core.records.record import FileRecord
 from holmes_runtime.config.strict_json import to_json
-from launcher.islands.outer_sync import outer_sync_of
+from launcher.islands.island_part import outer_sync_of
 from launcher.prepare.prepare import inputs_of
 from planner.islands.island_plans import plan_islands
 from planner.islands.uniform_links import with_uniform_links

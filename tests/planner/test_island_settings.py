@@ -17,7 +17,7 @@ from holmes_core.records.job import Job
 from holmes_core.records.plan import IslandsPlan, Plan
 from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_settings import ChosenIslands, IslandsSettings, OuterCodec
-from launcher.islands.outer_sync import outer_sync_of
+from launcher.islands.island_part import outer_sync_of
 from launcher.prepare.engine_arguments import command_of
 from planner.cluster_subset import only_clusters
 from planner.cost.counts import outer_bytes

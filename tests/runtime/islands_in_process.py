@@ -9,7 +9,7 @@ from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.outer.island_weights import BundledWeights, Values
 from holmes_runtime.outer.lanes import Fragments, ShardLayout, fragments_of, lanes_of
 from holmes_runtime.outer.outer_state import OuterState
-from holmes_runtime.outer.outer_step import outer_step, outgoing, step_ahead
+from holmes_runtime.outer.outer_step import estimated_anchor, outer_step, outgoing
 from holmes_runtime.outer.sync_steps import Rounds, due_after
 from holmes_runtime.trainer import Trainer
 
@@ -72,7 +72,7 @@ class IslandsInProcess:
         ]
         ahead = [
             {
-                name: step_ahead(state.anchor[name], state.momentum[name], values, sync.outer_rate, sync.momentum)
+                name: estimated_anchor(state.anchor[name], state.momentum[name], values, sync.outer_rate, sync.momentum)
                 for name, values in parameters.items()
             }
             for state, parameters in zip(self._states, sent, strict=True)

@@ -330,7 +330,9 @@ class Worker:
         again.kill()
         again.ended()
         died.touch()
-        until(lambda: "island 1 has not got the whole state: " in first.said())()  # says one rank; the other waits on
+        until(
+            lambda: "island 1 has not received the whole state: " in first.said()
+        )()  # says one rank; the other waits on
         store.meeting.lose(1)
         self.note(name, first)
 

@@ -219,7 +219,7 @@ def test_an_island_that_is_killed_costs_the_other_nothing_and_comes_back_without
 
     assert first["steps"] == list(range(STEPS))
     assert (0,) in {islands for _, islands in digests(first["outer"])}
-    assert "has joined the other islands, which had gone on: goes on after " in again["said"]
+    assert "has joined the other islands, which were ahead: continues after " in again["said"]
     assert again["steps"][0] > 0
     assert together([first, again])[-1] == STEPS // H - 1
 
@@ -229,7 +229,7 @@ def test_an_island_that_dies_within_an_exchange_leaves_the_others_with_one_state
     assert 9 in dead["exit_codes"]
     ended_well([first])
 
-    assert "exchange 1 of islands is held again: island 0" in first["said"]
+    assert "outer sync 1 of the islands is repeated: island 0" in first["said"]
     assert [islands for _, islands in digests(first["outer"])] == [(0, 1), *[(0,)] * (STEPS // H - 1)]
 
 
@@ -239,7 +239,7 @@ def test_an_island_that_is_cut_off_within_an_exchange_is_not_waited_for_longer_t
     first = runs["cut off within"][0]
     ended_well([first])
 
-    assert "exchange 1 of islands is held again: island 1 is lost" in first["said"]
+    assert "outer sync 1 of the islands is repeated: island 1 is lost" in first["said"]
     assert [islands for _, islands in digests(first["outer"])] == [(0, 1), *[(0,)] * (STEPS // H - 1)]
 
 
@@ -250,7 +250,7 @@ def test_an_island_that_is_not_heard_within_an_exchange_joins_the_others_when_it
     ended_well([first, second])
 
     assert ": island 1 has a silent host" in first["said"]
-    assert "exchange 1 of islands is held again: " in second["said"]
+    assert "outer sync 1 of the islands is repeated: " in second["said"]
     assert (1, (0,)) in digests(first["outer"])
     joined = [line["exchange"] for line in second["outer"]["0"] if line["has_joined"]]
     assert len(joined) == 1
@@ -299,10 +299,8 @@ def test_exchanges_go_on_while_the_state_is_on_its_way_to_an_island_that_follows
 def test_an_island_whose_giver_is_lost_is_given_the_state_by_another(runs: dict[str, Islands], name: str) -> None:
     other, again = ended_well(runs[name])
 
-    assert (
-        f"the state of the other islands has not come, and is asked for again: failed: {GIVERS[name]}" in again["said"]
-    )
-    assert "has joined the other islands, which had gone on: goes on after " in again["said"]
+    assert f"the state transfer from the other islands is repeated: failed: {GIVERS[name]}" in again["said"]
+    assert "has joined the other islands, which were ahead: continues after " in again["said"]
     pair = digests(other["outer"]), digests(again["outer"])
     both = [key for key in pair[0] if key in pair[1] and key[1] == (1, 2)]
     assert both
@@ -313,7 +311,7 @@ def test_an_island_that_dies_before_it_has_the_state_holds_nobody_up(runs: dict[
     (first,) = ended_well(runs["newcomer dies"])
 
     assert first["steps"] == list(range(STEPS))
-    assert "island 1 has not got the whole state: " in first["said"]
+    assert "island 1 has not received the whole state: " in first["said"]
 
 
 @pytest.mark.parametrize("name", all_but(["slow, late"], SLOW_INTERVALS))

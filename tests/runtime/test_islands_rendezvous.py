@@ -72,7 +72,7 @@ def test_all_ranks_hear_of_one_roster_and_of_one_verdict(
     assert {each.members for each in rosters} == {tuple(arrivals)}
     assert first.trouble(rosters[0]) is None
     assert list(pool.map(lambda each: each[0].conclude(rosters[0], None), meetings)) == [None] * 3
-    assert first.hear(rosters[0]) is None
+    assert first.await_verdict(rosters[0]) is None
     again = rank_of(place, 1)
     assert again.begin(4, rosters[0].lineage) == (2, False)
     assert again.begin(3, "x") == (3, True)
@@ -84,7 +84,10 @@ def test_the_trouble_of_one_rank_is_the_verdict_for_all(islands: list[Rendezvous
     said = pool.submit(islands[0].conclude, roster, None)
     assert islands[1].conclude(roster, "its peer is gone") == "island 1, rank 0: its peer is gone"
     assert (
-        said.result() == islands[0].trouble(roster) == islands[0].hear(roster) == "island 1, rank 0: its peer is gone"
+        said.result()
+        == islands[0].trouble(roster)
+        == islands[0].await_verdict(roster)
+        == "island 1, rank 0: its peer is gone"
     )
 
 
@@ -94,7 +97,7 @@ def test_a_rank_that_is_never_done_is_not_waited_for_for_ever(place: MeetingPlac
         each.begin(3, "x")
     roster = both(islands, pool)
 
-    assert islands[1].hear(roster) == "the others were not done within 0 s"
+    assert islands[1].await_verdict(roster) == "the others were not done within 0 s"
     assert islands[0].conclude(roster, None) == "island 0, rank 0: the others were not done within 0 s"
     assert islands[1].conclude(roster, None) == "island 0, rank 0: the others were not done within 0 s"
 
@@ -113,7 +116,9 @@ def test_an_island_that_meets_too_few_says_so() -> None:
     lonely = MeetingPlace(2, quorum=2)
     first = rank_of(lonely, 0)
     first.begin(3, "x")
-    with pytest.raises(RuntimeError, match=r"islands: 1 of at least 2 have come to exchange 3 within 0 s; .* there: 0"):
+    with pytest.raises(
+        RuntimeError, match=r"islands: 1 of at least 2 have arrived at outer sync 3 within 0 s: island 0"
+    ):
         first.meet(coming(0), SOON)
 
 
@@ -133,20 +138,20 @@ def test_those_that_wait_for_the_state_follow_the_next_exchange_until_all_of_the
 ) -> None:
     ranks = [islands[1], rank_of(place, 1, rank=1)]
 
-    ranks[0].follow_if_held(0)
+    ranks[0].follow_next_sync(0)
     assert ranks[1].turn(0, 0.0) is None
-    ranks[1].tell_of_state(0, 2, None)
+    ranks[1].report_state(0, 2, None)
     assert ranks[0].turn(0, 0.0) is None
     ahead = pool.submit(islands[0].meet, coming(0), PATIENCE)
     while not ranks[0].waiting():
         pass
-    ranks[1].follow_if_held(0)
+    ranks[1].follow_next_sync(0)
     assert ranks[1].turn(0, 0.0) is None  # one rank looks for all
-    ranks[0].follow_if_held(0)
+    ranks[0].follow_next_sync(0)
     assert [rank.turn(0, 600.0) for rank in ranks] == [FOLLOW, FOLLOW]
     assert ranks[0].meet(coming(1, is_behind=True), PATIENCE) == ahead.result()
     for rank in ranks:
-        rank.tell_of_state(1, 2, None)
+        rank.report_state(1, 2, None)
     assert [rank.turn(1, 600.0) for rank in ranks] == [DONE, DONE]
 
 
@@ -156,9 +161,9 @@ def test_those_that_wait_for_the_state_follow_an_exchange_that_has_begun_without
     for _ in range(2):
         roster = islands[0].meet(coming(0), SOON)
         islands[0].conclude(roster, None)
-    islands[1].follow_if_held(1)
+    islands[1].follow_next_sync(1)
     assert islands[1].turn(1, 0.0) is None
-    islands[1].follow_if_held(0)
+    islands[1].follow_next_sync(0)
     assert islands[1].turn(0, 600.0) == FOLLOW
 
 
@@ -167,8 +172,8 @@ def test_one_rank_that_does_not_get_the_state_has_all_of_its_island_begin_anew(
 ) -> None:
     ranks = [islands[1], rank_of(place, 1, rank=1)]
 
-    ranks[0].tell_of_state(7, 2, None)
-    ranks[1].tell_of_state(7, 2, "island 0 is lost")
+    ranks[0].report_state(7, 2, None)
+    ranks[1].report_state(7, 2, "island 0 is lost")
 
     assert [rank.turn(7, 600.0) for rank in ranks] == ["failed: rank 1: island 0 is lost"] * 2
 

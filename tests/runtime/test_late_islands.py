@@ -11,7 +11,7 @@ import torch
 
 from holmes_runtime.comm.process_groups import RankGroups
 from holmes_runtime.data.corpus import load_corpus
-from holmes_runtime.outer.outer_step import outer_step, step_ahead
+from holmes_runtime.outer.outer_step import estimated_anchor, outer_step
 from holmes_runtime.trainer import Trainer
 
 from .islands_in_process import IslandsInProcess
@@ -63,7 +63,7 @@ def test_islands_that_learn_apart_lose_little_by_a_delay(tmp_path: Path) -> None
 def test_an_island_goes_on_from_the_anchor_that_islands_like_it_come_to() -> None:
     anchor, momentum, parameters = (torch.randn(100, generator=torch.Generator().manual_seed(n)) for n in range(3))
 
-    ahead = step_ahead(anchor, momentum, parameters, 0.7, 0.9)
+    ahead = estimated_anchor(anchor, momentum, parameters, 0.7, 0.9)
 
     both = outer_step(anchor, momentum, [parameters, parameters], [5, 5], "none", 0.7, 0.9)
     assert torch.equal(ahead, both.anchor)

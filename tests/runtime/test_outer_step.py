@@ -9,7 +9,7 @@ from torch import Tensor
 from holmes_runtime.config.run_settings import OuterCodec
 from holmes_runtime.node.checkpoint_files.description import OuterCounters
 from holmes_runtime.outer.outer_step import OuterStepResult, arrived, outer_step, outgoing, weighted_mean
-from holmes_runtime.outer.sync_steps import Rounds, due_after, interval_before, next_due, taken_since
+from holmes_runtime.outer.sync_steps import Rounds, due_after, next_due, taken_since
 
 N = 1000
 
@@ -75,7 +75,7 @@ def test_islands_count_by_their_tokens() -> None:
 def test_fragments_are_due_evenly_and_the_last_at_the_end_of_the_round() -> None:
     assert [due_after(exchange, 10, 4) for exchange in range(8)] == [2, 5, 7, 10, 12, 15, 17, 20]
     assert [due_after(exchange, 50, 1) for exchange in range(2)] == [50, 100]
-    assert [interval_before(exchange, 10, 4) for exchange in range(5)] == [2, 3, 2, 3, 2]
+    assert [Rounds(20, 10, 4).interval(exchange) for exchange in range(5)] == [2, 3, 2, 3, 2]
 
 
 @pytest.mark.parametrize(("sent", "due"), [(5, 7), (6, 8), (12, 14), (4, 7), (2, 7)])

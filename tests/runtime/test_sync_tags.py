@@ -117,9 +117,9 @@ def two_meetings(store: HashStore) -> tuple[Rendezvous, ...]:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"a": (4,)}, r"parameter b has shape none on island 1, and \(2, 2\) on another"),
-        ({"a": (4,), "b": (4,)}, r"parameter b has shape \(4,\) on island 1, and \(2, 2\) on another"),
-        ({"a": (4,), "b": (2, 2), "c": ()}, r"parameter c has shape \(\) on island 1, and none on another"),
+        ({"a": (4,)}, r"parameter b has shape none on island 1 and \(2, 2\) on another"),
+        ({"a": (4,), "b": (4,)}, r"parameter b has shape \(4,\) on island 1 and \(2, 2\) on another"),
+        ({"a": (4,), "b": (2, 2), "c": ()}, r"parameter c has shape \(\) on island 1 and none on another"),
     ],
 )
 def test_islands_of_other_models_end_before_a_step(
@@ -138,7 +138,7 @@ def test_islands_that_begin_anew_with_other_weights_end_before_a_step(store: Has
     first.compare_weights(0, 17)
     second.compare_weights(0, 17)
     second.compare_weights(1, 18)
-    with pytest.raises(RuntimeError, match="island 1 begins with other weights than the first one to come"):
+    with pytest.raises(RuntimeError, match="island 1 begins with other weights than the first island"):
         second.compare_weights(0, 18)
 
 
@@ -155,7 +155,7 @@ def test_islands_whose_tokenizers_differ_do_not_train_together(store: HashStore,
     first.compare_tokenizer(str(path))
     second.compare_tokenizer(str(path))
     path.write_text("{ }")
-    with pytest.raises(RuntimeError, match=r"tokenizer.json has SHA-256 257c1be96ae6 on island 1, and 44136fa355b3 on"):
+    with pytest.raises(RuntimeError, match=r"tokenizer.json has SHA-256 257c1be96ae6 on island 1 and 44136fa355b3 on"):
         second.compare_tokenizer(str(path))
 
 
@@ -235,5 +235,5 @@ def test_a_newcomer_takes_no_state_that_was_changed_on_the_way(store: HashStore)
             given.wait(Event())
             assert torch.equal(given.states[0], torch.cat([anchor, momentum]))
         else:
-            with pytest.raises(FrameAltered, match="rank 3 of the other was changed on the way"):
+            with pytest.raises(FrameAltered, match="rank 3 of the other island was changed on the way"):
                 given.wait(Event())

@@ -12,7 +12,7 @@ import typer
 
 from holmes_cli.commands.checkpoint.gather_checkpoint import damaged, gather
 from holmes_cli.screen.fitted_table import fitted_table
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import out, print_err, print_out
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.regular_file import is_there
 from holmes_core.units import format_bytes
@@ -96,7 +96,7 @@ def checkpoint_command(
 def _check_paths(action: CheckpointAction, folders: Sequence[Path], output: Path | None) -> None:
     for folder in folders:
         if not folder.is_dir():
-            raise HolmesError(f"{folder} is no folder", "name the `checkpoint.path` of a run")
+            raise HolmesError(f"{folder} is not a folder", "name the `checkpoint.path` of a run")
     if (action in MAKES_A_FOLDER) != (output is not None):
         raise HolmesError(
             f"{action.value}: --output is for gather and export, which need it", "gather PATH... --output FOLDER"
@@ -131,20 +131,18 @@ def _show(
             lies_here = any(is_there(folders[at] / each.offer.name / file.name) for at in each.folders)
             where = f"is not whole: {why}" if lies_here else "is in none of these folders"
             had = f"it was on {', '.join(file.hosts)}"
-            out.print(f"{each.offer.name}: {file.name} {where}; {had}", markup=False, soft_wrap=True)
+            print_out(f"{each.offer.name}: {file.name} {where}; {had}")
         if words := whose_weights(folders[each.folders[0]] / each.offer.name):
-            out.print(f"{each.offer.name}: {words}", markup=False, soft_wrap=True)
+            print_out(f"{each.offer.name}: {words}")
     for fault in faults:
-        out.print(fault, markup=False, soft_wrap=True)
+        print_out(fault)
     whole = [each.offer.name for each in found if each.is_whole]
     if action == CheckpointAction.VERIFY and not faults and whole:
         out.print("every byte is as it was written", soft_wrap=True)
     if not whole or (action == CheckpointAction.VERIFY and faults):
         raise typer.Exit(ANSWER_IS_NO)
     named = " ".join(each.path for each in offers)
-    err.print(
-        f"next: holmes checkpoint gather {named} -o FOLDER, or `holmes launch --resume`", markup=False, soft_wrap=True
-    )
+    print_err(f"next: holmes checkpoint gather {named} -o FOLDER, or `holmes launch --resume`")
 
 
 def _loss_of(found: WholeCheckpoint, best: BestCheckpoint) -> str:
@@ -160,7 +158,7 @@ def _gather(
 ) -> None:
     """Make one folder of the newest whole checkpoint, or of the best one."""
     for fault in faults:
-        err.print(fault, markup=False, soft_wrap=True)
+        print_err(fault)
     lowest = best_of(found)
     if best and lowest is None and any(each.is_whole for each in found):
         raise HolmesError(
@@ -176,12 +174,10 @@ def _gather(
         why = "".join(f": {fault}" for each in found[:1] for fault in each.lacking[:1])
         raise HolmesError(f"no checkpoint is whole in these folders{why}", hint, ANSWER_IS_NO)
     size_bytes = gather(wanted, folders, output)
-    out.print(f"checkpoint: {output / wanted.offer.name} ({format_bytes(size_bytes)})", markup=False, soft_wrap=True)
-    err.print(
+    print_out(f"checkpoint: {output / wanted.offer.name} ({format_bytes(size_bytes)})")
+    print_err(
         f"next: `checkpoint: {{path: {output.absolute()}}}` on one host and `holmes launch --resume`, "
-        f"or holmes checkpoint export {output} -o FOLDER",
-        markup=False,
-        soft_wrap=True,
+        f"or holmes checkpoint export {output} -o FOLDER"
     )
 
 
@@ -195,11 +191,11 @@ def _export(folders: Sequence[Path], output: Path, published: Path | None, merge
             "join them: holmes checkpoint gather PATH... -o FOLDER",
         )
     try:
-        count = export(folders[0], output, published, lambda said: err.print(said, markup=False, soft_wrap=True), merge)
+        count = export(folders[0], output, published, lambda said: print_err(said), merge)
     except (OSError, ValueError) as error:
         raise HolmesError(
             f"export: {error}", "`holmes checkpoint verify PATH` reads every byte that was saved"
         ) from None
-    out.print(f"{count} tensors: {output}", markup=False, soft_wrap=True)
+    print_out(f"{count} tensors: {output}")
     if words := whose_weights(newest_in(folders[0]) or folders[0]):
-        out.print(words, markup=False, soft_wrap=True)
+        print_out(words)

@@ -37,7 +37,7 @@ def attach_command(
             for island, event in follow_events(stored.folder):
                 show(island, event)
         except KeyboardInterrupt:
-            err.print(f"the run goes on; `holmes stop {stored.run.run_id}` ends it")
+            err.print(f"the run continues; `holmes stop {stored.run.run_id}` ends it")
             return
     ended = read_run(stored.folder)
     if ended.state == "running":

@@ -1,4 +1,4 @@
-"""The run for a command that only reads: the named one, else the one that was started last."""
+"""The run for a command that only reads: the named run, or else the last one started."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ AskedRun = Annotated[
 
 
 def asked_run(run: str | None) -> StoredRun:
-    """Return that run, and say on standard error which one was taken where none was named.
+    """Return the named run, or the last one, whose id is then printed to standard error.
 
     Raises:
-        HolmesError: There is no such run, or no run at all.
+        HolmesError: There is no such run, or none at all.
     """
     if run is not None:
         return find_run(run)

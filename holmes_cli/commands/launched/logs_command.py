@@ -9,7 +9,7 @@ import typer
 
 from holmes_cli.commands.launched.find_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import refuse_whole
-from holmes_cli.screen.terminal import out
+from holmes_cli.screen.terminal import print_out
 from holmes_core.errors import HolmesError
 from launcher.journal.follow_folder import follow_logs, log_lines, read_plan
 from launcher.journal.run_store import StoredRun
@@ -29,7 +29,7 @@ def logs_command(
     past = ((number, line) for number, part in enumerate(parts) for line in log_lines(part.folder, rank))
     for island, (when, line) in chain(past, follow_logs(stored.folder, rank) if follow else ()):
         stamp, whole = f"{when or '-'} " if times else "", f"island {island}: " if stored.islands else ""
-        out.print(f"{stamp}{whole}{line.host} rank {line.rank} | {line.line}", markup=False, soft_wrap=True)
+        print_out(f"{stamp}{whole}{line.host} rank {line.rank} | {line.line}")
 
 
 def _refuse_rank(stored: StoredRun, rank: int) -> None:

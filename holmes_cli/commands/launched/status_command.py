@@ -13,7 +13,7 @@ import typer
 from holmes_cli.commands.launched.find_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import island_row, islands_sentences, refuse_whole, show_islands, state_as_json
 from holmes_cli.screen.show_run import code_in_words, sentences_of, show_run, show_speed, state_in_words
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically
@@ -64,7 +64,7 @@ def status_command(
     if tensorboard:
         run_id = known.stored.run.run_id
         path = write_event_file(tensorboard / run_id, run_id, read_written(known.stored.folder, ALL_STEPS))
-        err.print(f"{path}: `tensorboard --logdir {tensorboard}` shows it", markup=False, soft_wrap=True)
+        print_err(f"{path}: `tensorboard --logdir {tensorboard}` shows it")
     if as_json:
         last = encode(StepMetrics, known.steps[-1]) if known.steps else None
         record = known.stored.run.model_dump(mode="json")
@@ -87,7 +87,7 @@ class KnownRun(NamedTuple):
 def _read(folder: Path) -> KnownRun:
     stored = find_run(str(folder))
     nodes, notices = dict[str, str](), list[str]()
-    for event in past_events(stored.folder):
+    for _, event in past_events(stored.folder):
         if isinstance(event, NodeState):
             nodes[event.host] = event.state
         elif isinstance(event, Notice):
@@ -111,7 +111,7 @@ def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
 def _write_page(html: Path, folder: Path, follow: bool) -> None:
     """Write the page of the run; if followed, rewrite it every few seconds until the run ends."""
     if follow and _goes_on(folder):
-        err.print(f"{html} is written anew as the run goes on; Ctrl-C ends that, and leaves the run alone")
+        err.print(f"{html} is rewritten while the run continues; Ctrl-C stops that and leaves the run alone")
     with contextlib.suppress(KeyboardInterrupt):
         while follow and _goes_on(folder):
             write_atomically(html, _page(folder, followed=True))
@@ -140,25 +140,25 @@ def _page(folder: Path, followed: bool = False) -> str:
 
 
 def _exchanges(folder: Path) -> list[AppliedOuterSync]:
-    return [event for event in past_events(folder) if isinstance(event, AppliedOuterSync)]
+    return [event for _, event in past_events(folder) if isinstance(event, AppliedOuterSync)]
 
 
 def show_known(known: KnownRun) -> None:
     """Print the run's state, its nodes', its notices, and its speed or its end."""
     stored = known.stored
-    out.print(f"run {stored.run.run_id}: {state_in_words(stored)}", markup=False, soft_wrap=True)
+    print_out(f"run {stored.run.run_id}: {state_in_words(stored)}")
     if stored.run.code is not None:
-        out.print(f"  {code_in_words(stored.run.code)}", markup=False, soft_wrap=True)
+        print_out(f"  {code_in_words(stored.run.code)}")
     for host, word in known.nodes.items():
-        out.print(f"  {host}: {word}", markup=False, soft_wrap=True)
+        print_out(f"  {host}: {word}")
     for notice in known.notices:
-        out.print(f"  {notice}", markup=False, soft_wrap=True)
+        print_out(f"  {notice}")
     if stored.run.origin is not None:
-        out.print(f"  {stored.run.origin}", markup=False, soft_wrap=True)
+        print_out(f"  {stored.run.origin}")
     if stored.run.state == "running":
         show_speed(known.plan, known.steps)
         for sentence in sentences_of(known.plan, stored.run):
-            out.print(sentence, markup=False, soft_wrap=True)
-        out.print(f"run: {stored.folder}", markup=False, soft_wrap=True)
+            print_out(sentence)
+        print_out(f"run: {stored.folder}")
     else:
         show_run(known.plan, stored.run, stored.folder)

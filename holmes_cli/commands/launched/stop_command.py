@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from holmes_cli.screen.terminal import err, out
+from holmes_cli.screen.terminal import err, out, print_err
 from holmes_core.errors import ANSWER_IS_NO, HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Run
@@ -47,7 +47,7 @@ def stop_command(run: Annotated[str, typer.Argument(help="A run's id, the start 
     ended = _stop_detached(stored, parts)
     left = _end_by_ids(stored, parts) if ended is None else ended.not_ended
     for what in left:
-        err.print(f"not ended: {what}", markup=False, soft_wrap=True)
+        print_err(f"not ended: {what}")
     if left:
         raise typer.Exit(ANSWER_IS_NO)
     if ended is None or ended.state == "stopped":

@@ -1,6 +1,6 @@
 #!/bin/sh
 # plan sha256:421dbf77987115007b1a84a7b32343c8e771f4d23d6b82b34cea1a56403757ab
-# Starts all ranks by mpirun, each on its host. Words behind it are options for mpirun.
+# Starts all ranks by mpirun, each on its host. Arguments are passed to mpirun as options.
 set -eu
 CDPATH= cd -- "$(dirname -- "$0")"
 version=$(mpirun --version | head -n 1)

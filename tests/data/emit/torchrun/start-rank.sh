@@ -1,8 +1,8 @@
 #!/bin/sh
 # plan sha256:421dbf77987115007b1a84a7b32343c8e771f4d23d6b82b34cea1a56403757ab
-# Starts one rank, whoever calls it: srun, mpirun, or torchrun. Which one follows from the host and the place there, by
-# the table `ranks`. Words behind it are started instead, where the host's ranks would be: torchrun, for one.
-# The host is HOLMES_HOST, else the one of the plan with this machine's name or address.
+# Starts one rank for srun, mpirun or torchrun. The table `ranks` gives its number by host and local rank. With
+# arguments, it runs these as a command in the place of the host's ranks, such as torchrun.
+# The host is HOLMES_HOST, or else the host of the plan with this machine's name or address.
 set -euf
 umask 077
 CDPATH= cd -- "$(dirname -- "$0")"
@@ -26,6 +26,6 @@ case ${HOLMES_HOST:-} in
         [ $# -gt 0 ] || set -- python3 -m holmes_runtime.node.start_rank
         exec docker run --rm --env HOLMES_HOST --env LOCAL_RANK --network host --ipc host --ulimit memlock=-1 --gpus all --device /dev/infiniband --user "$(id -u):$(id -g)" --env "HOME=$HOME" --volume "$PWD:$PWD" --workdir "$PWD" --volume /data:/data nvcr.io/pytorch:26.07 "$@" ;;
     *)
-        echo "holmes: ${HOLMES_HOST:-$machine} is no host of the plan: set HOLMES_HOST to one of the file ranks" >&2
+        echo "holmes: ${HOLMES_HOST:-$machine} is not in the plan: set HOLMES_HOST to a host in the file ranks" >&2
         exit 2 ;;
 esac
