@@ -196,6 +196,22 @@ def test_adapters_turn_the_placement_around(engine: TrainerName) -> None:
         assert of_many == sentence.partition(";")[0] + "."
 
 
+def test_frozen_weights_that_no_model_gives_are_noted() -> None:
+    """The bundled runtime trains adapters of random weights; another engine's script reads its own, a rehearsal none."""
+    fleet = gpu_inventory([1, 1], gpus_per_host=2)
+    emulate = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
+    lora = {"lora": {"rank": 16, "targets": ["qkv", "projection"]}}
+    for job, is_noted in (
+        (bundled(lora), True),
+        (bundled(lora, weights="/models/gpt"), False),
+        (bundled(lora, compute=emulate), False),
+        (job_of("torch", lora), False),
+        (bundled(None), False),
+    ):
+        said = trained_sentence(fleet, plan_for(fleet, job), 0.0)
+        assert ("The frozen weights are random: the job has no `weights`." in said) == is_noted
+
+
 def test_copies_of_shards_exchange_trained_gradients_between_clusters() -> None:
     # HSDP on two hosts of two: each rank's half of the adapters is all-reduced with its copy in fp32, in every
     # micro-batch, and both ranks of a host have one NIC.
