@@ -197,7 +197,7 @@ def test_adapters_turn_the_placement_around(engine: TrainerName) -> None:
 
 
 def test_frozen_weights_that_no_model_gives_are_noted() -> None:
-    """The bundled runtime trains adapters of random weights; another engine's script reads its own, a rehearsal none."""
+    """The bundled runtime's; another engine's script reads its own weights, and a rehearsal none."""
     fleet = gpu_inventory([1, 1], gpus_per_host=2)
     emulate = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
     lora = {"lora": {"rank": 16, "targets": ["qkv", "projection"]}}
