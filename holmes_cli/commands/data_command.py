@@ -25,6 +25,8 @@ from holmes_runtime.node.data_files.text import Tokenizer, open_tokenizer, sourc
 from holmes_runtime.node.data_files.token_file import TokenFileWriter, index_path, token_type_of
 
 USUAL_TOP = 32  # logits of a teacher
+MAX_SEQ_LENGTH = 2**24  # far above any model's: the padding of a sequence is in memory
+SHOWN_STRETCHES = 16  # of an example
 SHOWN_TEXT = 800  # characters of a stretch of an example
 
 
@@ -44,7 +46,10 @@ def data_command(
         Path | None, typer.Option("--tokenizer", help="A JSON file of the `tokenizers` library; else bytes.")
     ] = None,
     seq_length: Annotated[
-        int | None, typer.Option("--seq-length", min=2, help="The model's seq_length, for examples and a teacher.")
+        int | None,
+        typer.Option(
+            "--seq-length", min=2, max=MAX_SEQ_LENGTH, help="The model's seq_length, for examples and a teacher."
+        ),
     ] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file for `messages`; else the tokenizer's own.")
@@ -88,7 +93,8 @@ def data_command(
     else:
         for name, value in (("--seq-length", seq_length), ("--chat-template", chat_template)):
             if value is not None:
-                raise HolmesError(f"{name} is for examples, and {files[0]} has text", f"leave {name} out")
+                hint = f"leave {name} out, or name the files with examples"
+                raise HolmesError(f"{name} is for examples, and {files[0]} has text", hint)
         section = _join(source, pattern, files, tokenizers, output, token_type_of(vocab_size), bad_lines)
     if bad_lines.count:
         print_err(bad_lines.sentence)
@@ -154,11 +160,14 @@ def _pack(
             raise ValueError(f"{files[0]} has no example")
     for number, example in enumerate(written.shown, start=1):
         out.print(f"example {number}, {len(example):,} tokens", markup=False)
-        for is_predicted, text in stretches(example, tokenizer):
+        parts = stretches(example, tokenizer)
+        for is_predicted, text in parts[:SHOWN_STRETCHES]:
             label = "  predicted  " if is_predicted else "  read       "
             lines = _shortened(text).removesuffix("\n").replace("\n", "\\n\n             ")
             end = "\\n" if text.endswith("\n") else ""
             print_out(f"{label}{lines}{end}")
+        if len(parts) > SHOWN_STRETCHES:
+            print_out(f"  [{len(parts) - SHOWN_STRETCHES:,} more stretches]")
     filled = written.tokens / (written.sequences * length)
     out.print(
         f"tokens: {output} ({written.examples:,} examples in {written.sequences:,} sequences of {length:,}, "

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -129,6 +129,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = _to_json
         self.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuse the attribute at once: Jinja itself writes nothing for one that nothing else is asked of."""
+        raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe.")
 
     def call_binop(self, _: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse the intercepted operators."""

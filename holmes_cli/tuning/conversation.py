@@ -43,6 +43,10 @@ def read_messages(key: str, value: object) -> list[Message]:
                 raise ValueError(f'message {place} of "{key}" has a part that is not text: {str(part)[:80]!r}')
         if not isinstance(parts, str | list):
             raise ValueError(f'message {place} of "{key}" has the content {str(parts)[:80]!r}, not text')
+        if message.get("weight", 1) not in (0, 1):
+            raise ValueError(
+                f'message {place} of "{key}" has the weight {message["weight"]!r:.80}; only 0 and 1 are known'
+            )
         text = parts if isinstance(parts, str) else "".join(part["text"] for part in parts)
         messages.append({**message, "content": text})
     return messages

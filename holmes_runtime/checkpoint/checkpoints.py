@@ -45,6 +45,7 @@ from holmes_runtime.node.checkpoint_files.whole_checkpoints import (
     found_in,
     offers_in,
     read_description,
+    thin_best,
 )
 from holmes_runtime.parallel.gradient_buckets import Shard
 from holmes_runtime.rank_notices import RankNotices
@@ -163,7 +164,7 @@ class Checkpoints:
                 self._notices.say("start", self._origin(found), found.offer.steps)
                 assert counters is not None
                 self._find_best(before(self._found, counters))
-                self._has_too_few = any(len(at) < min(self._copies, len(self._offers)) for at in found.holders.values())
+                self._has_too_few = found.has_fewer(min(self._copies, len(self._offers)))
                 return counters
             reasons.append(f"{found.offer.name}: {fault}")
             if len(self._offers) > 1:
@@ -187,6 +188,8 @@ class Checkpoints:
                     [f"checkpoint {name} is incomplete and no longer the best; its files here stay: {each.lacking[0]}"]
                 )
         self._say_best()
+        thin = thin_best(earlier, min(self._copies, len(self._offers)))
+        self._warn([thin] if thin is not None else [])
 
     def _say_best(self) -> None:
         if self._writer.best is not None:

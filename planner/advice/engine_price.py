@@ -64,26 +64,29 @@ def long_context_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> t
 
 
 def trained_sentence(inventory: Inventory, plan: Plan, limit_s: float) -> tuple[str, ...]:
-    """Return a sentence about the share of parameters that trains, and the plan for training all of them.
+    """Return a sentence about the share of parameters that trains, and the plan for training all of them; another if
+    the frozen ones are random.
 
-    The latter is left out if there is no such plan, or none within `limit_s` seconds.
+    The plan for all is left out if there is none, or none within `limit_s` seconds.
     """
     job = plan.job
     if job.trainable is None:
         return ()
+    is_real = job.trainer is None and job.compute.emulate is None
+    random = ("The frozen weights are random: the job has no `weights`.",) if is_real and job.weights is None else ()
     count = stage_of(job.model, job.trainable, job.model.num_layers, (True, True))
     said = f"{count.trained:,} parameters train, {count.trained / count.whole:.2%} of all"
     if plan.order == "usual" or limit_s <= 0:
-        return (f"{said}.",)
+        return (f"{said}.", *random)
     try:
         _, whole = plan_quickly(inventory, job.model_copy(update={"trainable": None}), limit_s)
     except HolmesError:  # no room, or no time
-        return (f"{said}.",)
+        return (f"{said}.", *random)
     candidate, step_s = whole.layout.candidate, format_seconds(whole.prediction.step_s)
     mine, theirs = (plan.tp, plan.pp, plan.engine_dp), (candidate.tp, candidate.pp, candidate.dp // job.cp)
     at, instead = ("" if mine == theirs else " at tp {}, pp {}, dp {}".format(*each) for each in (theirs, mine))
     my_s = format_seconds(plan.prediction.step_s)
-    return (f"{said}; training all would take {step_s} per step{at} instead of {my_s}{instead}.",)
+    return (f"{said}; training all would take {step_s} per step{at} instead of {my_s}{instead}.", *random)
 
 
 def _differences(plan: Plan, free: WrittenPlan) -> Iterator[str]:

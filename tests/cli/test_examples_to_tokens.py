@@ -19,6 +19,7 @@ from holmes_runtime.node.data_files.token_file import DocumentStarts, read_index
 from tests.cli.conftest import Command
 from tests.seeds import few_of
 
+needs_pyarrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
 CHATML = """{% for message in messages %}<|{{ message.role }}|>
 {% generation %}{{ message.content }}{% endgeneration %}</s>
 {% endfor %}{% if add_generation_prompt %}<|assistant|>
@@ -158,6 +159,17 @@ def test_an_answer_of_weight_0_is_only_read(command: Command, tmp_path: Path) ->
     assert [text.replace("_", "") for _, text in examples(tmp_path / "out.bin")] == ["la</s>\n"]
 
 
+def test_of_an_example_with_many_turns_the_first_are_shown(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(say(*["x", "y"] * 20)) + "\n")
+    (tmp_path / "chat.jinja").write_text(CHATML)
+
+    done = command("data", "a.jsonl", "-o", "out.bin", "--seq-length", "2048", "--chat-template", "chat.jinja")
+
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("  predicted") == 8
+    assert "24 more stretches" in done.stdout
+
+
 def test_a_conversation_far_too_long_is_not_tokenized(command: Command, tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(CHATML)
     write_lines(tmp_path / "a.jsonl", say("hi", "ho" * 1000))
@@ -236,6 +248,9 @@ CHAT_LINE = json.dumps(say("hi", "ho")).encode() + b"\n"
 
 HOSTILE = [
     (CHAT_LINE, "a\n{{ ''.__class__.__mro__ }}", "chat.jinja, line 2: access to attribute '__class__'"),
+    (CHAT_LINE, CHATML + "{{ messages.__class__ }}", "chat.jinja, line 4: access to attribute '__class__'"),
+    (CHAT_LINE, CHATML + "{{ messages|attr('__class__') }}", "chat.jinja, line 4: access to attribute '__class__'"),
+    (CHAT_LINE, "{{ '{0.__class__}'.format(1) }}" + CHATML, "chat.jinja, line 1: access to attribute '__class__'"),
     (CHAT_LINE, "{{ messages.append(1) }}", "chat.jinja, line 1: access to attribute 'append'"),
     (CHAT_LINE, "{{ cycler.__init__.__globals__ }}", "chat.jinja, line 1: access to attribute '__init__'"),
     (CHAT_LINE, "{% include '/etc/passwd' %}", "a.jsonl, line 1: chat.jinja, line 1: TypeError: no loader"),
@@ -258,6 +273,8 @@ HOSTILE = [
     (chat_line({"role": "assistant", "content": "a"}, tools="add"), CHATML, "line 1: Expecting value"),
     (chat_line({"role": "assistant", "content": "a"}, tools="[1]"), CHATML, "is '[1]', not a list of functions"),
     (chat_line({"role": "assistant", "content": "a", "weight": 0}), CHATML, "there is nothing to predict"),
+    (chat_line({"role": "assistant", "content": "a", "weight": 0.5}), CHATML, "has the weight 0.5; only 0 and 1"),
+    (chat_line({"role": "assistant", "content": "a", "weight": "0"}), CHATML, "has the weight '0'; only 0 and 1"),
     (b'{"messages": "hi"}\n', CHATML, "a.jsonl, line 1: the field \"messages\" is 'hi', not a list of messages"),
     (b'{"messages": [{"role": "user"}]}\n', CHATML, 'message 1 of "messages" has no role and content'),
     (b'{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', CHATML, "line 2: it has neither messages nor"),
@@ -269,7 +286,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lines", "template", "said"), few_of(30, HOSTILE), ids=[said for *_, said in HOSTILE])
+@pytest.mark.parametrize(("lines", "template", "said"), few_of(35, HOSTILE), ids=[said for *_, said in HOSTILE])
 def test_hostile_examples_are_refused_with_file_and_line(
     command: Command, tmp_path: Path, lines: bytes, template: str, said: str
 ) -> None:
@@ -291,6 +308,7 @@ def test_hostile_examples_are_refused_with_file_and_line(
         (["a.txt", "--chat-template", "a.txt"], "--chat-template is for examples, and a.txt has text"),
         (["chats.jsonl", "--seq-length", "8"], "chats.jsonl, line 1: it has messages, and the tokenizer has no chat"),
         (["chats.jsonl", "--seq-length", "8", "--chat-template", "none.jinja"], "chat template: "),
+        (["pairs.jsonl", "--seq-length", "4000000000"], "less than or equal to 16777216"),
         (["pairs.jsonl", "--seq-length", "3"], "pairs.jsonl, line 1: it has 4 tokens, and a sequence --seq-length 3"),
     ],
 )
@@ -353,21 +371,47 @@ def test_a_tokenizers_folder_gives_the_chat_template_and_the_special_tokens(comm
     assert corpus.training[0].read(0, 2).tolist() == [~1, ~2]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_rows_are_examples_too(command: Command, tmp_path: Path, name: str) -> None:
+def write_rows(file: Path) -> None:
+    """Two examples as rows of Parquet, or of Arrow as the `datasets` library saves them."""
     pyarrow: Any = importlib.import_module("pyarrow")
     table = pyarrow.table({"id": [1, 2], "prompt": ["1+1=", "2+2="], "completion": ["2", "4"]})
-    if name.endswith(".parquet"):
-        importlib.import_module("pyarrow.parquet").write_table(table, tmp_path / name)
+    file.parent.mkdir(exist_ok=True)
+    if file.suffix == ".parquet":
+        importlib.import_module("pyarrow.parquet").write_table(table, file)
     else:
-        with importlib.import_module("pyarrow.ipc").new_stream(str(tmp_path / name), table.schema) as stream:
+        with importlib.import_module("pyarrow.ipc").new_stream(str(file), table.schema) as stream:
             stream.write_table(table)
 
-    done = command("data", name, "-o", "out.bin", "--seq-length", "16")
+
+@needs_pyarrow
+@pytest.mark.parametrize("source", ["a.parquet", "a.arrow", "saved", "clone"])
+def test_rows_are_examples_too(command: Command, tmp_path: Path, source: str) -> None:
+    """Also those of a folder that the `datasets` library saved, or that was cloned."""
+    table = {"saved": "saved/data-00000-of-00001.arrow", "clone": "clone/train.parquet"}.get(source, source)
+    write_rows(tmp_path / table)
+    for name in ("dataset_info.json", "state.json") if source == "saved" else ("README.md", ".gitattributes"):
+        ((tmp_path / table).parent / name).write_text("{}\n")
+
+    done = command("data", source, "-o", "out.bin", "--seq-length", "16")
 
     assert done.code == 0, done.stderr
     assert examples(tmp_path / "out.bin") == [("1+1=2\0", "____2\0"), ("2+2=4\0", "____4\0")]
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_rows_name_their_file(command: Command, tmp_path: Path, name: str, seed: int) -> None:
+    """Some offsets, followed as they are, would end the process."""
+    write_rows(tmp_path / name)
+    drawn, content = random.Random(seed), bytearray((tmp_path / name).read_bytes())
+    for _ in range(3):
+        content[drawn.randrange(len(content))] = drawn.randrange(256)
+    (tmp_path / name).write_bytes(content)
+
+    done = command("data", name, "-o", "out.bin", "--seq-length", "16")
+
+    assert done.code == 0 or (done.code == 2 and name in done.stderr)
 
 
 def test_a_completion_has_no_mark_of_the_start_of_a_text(command: Command, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.best_simulated import all_modes, all_placements
 from holmes_core.errors import HolmesError
 from holmes_core.records.job import Job
 from holmes_core.records.trainer_settings import TrainerName
@@ -16,13 +17,19 @@ from planner.advice.advise import advise
 from planner.advice.engine_price import trained_sentence
 from planner.cost import counts as cost
 from planner.cost.compute_time import head_s, layer_s
+from planner.cost.engines import engine_of
 from planner.cost.gpu_speeds import constant_speed
 from planner.cost.rank_memory import memory_bytes
 from planner.cost.trained import ParameterCount, stage_of
+from planner.layout.write_out import contender_step_s
 from planner.problem.candidates import Candidate
-from planner.problem.problem import read_problem
+from planner.problem.problem import Problem, read_problem
 from planner.problem.sharded_weights import WeightTraffic
 from planner.schedule.any_schedule_bound import AnyScheduleBounds
+from planner.schedule.placement_simulator import PlacementSimulator
+from planner.schedule.run_mode import RunMode
+from planner.schedule.runners_up import Contender
+from planner.search.placement import Placement, PricedPlacement
 from tests.planner.fleets import UNHURRIED, bed_job, gpu_inventory, plan_for
 from tests.planner.test_any_schedule_bound import best_by_candidate
 from tests.planner.test_counts import TINY, execution_of
@@ -194,6 +201,58 @@ def test_adapters_turn_the_placement_around(engine: TrainerName) -> None:
         assert trained_sentence(fleet, full, 600.0) == ()
         (of_many,) = advise(gpu_inventory([65], gpus_per_host=2), adapted, {}, UNHURRIED).engine
         assert of_many == sentence.partition(";")[0] + "."
+
+
+def fastest(problem: Problem) -> tuple[Candidate, float]:
+    """Of all placements and the schedules of the job's engine, the candidate and the predicted step of the fastest."""
+    best: tuple[RunMode, Placement] | None = None
+    for placement in all_placements(problem):
+        simulator = PlacementSimulator(problem.job, problem.coefficients(placement.candidate), placement)
+        for mode in all_modes(simulator, placement):
+            if mode.schedule not in engine_of(problem.job).schedules:
+                continue
+            if best is None or simulator.lower_bound_s(mode) < best[0].step_s:
+                timed = simulator.timed(mode)
+                best = (timed, placement) if best is None or timed.step_s < best[0].step_s else best
+    assert best is not None
+    mode, placement = best
+    contender = Contender(PricedPlacement(mode.step_s, placement), mode, placement.crossing(problem.fleet))
+    return placement.candidate, contender_step_s(problem, contender)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trainable", "pp", "dp"), [(None, 4, 1), (LORA, 1, 4)], ids=["all", "adapters"])
+def test_on_one_fleet_pipelines_cross_or_replicas_and_nothing_is_faster(
+    trainable: dict[str, Any] | None, pp: int, dp: int
+) -> None:
+    fleet = gpu_inventory([1, 1], gpus_per_host=2, shared_gbps=10.0)
+    job = job_of("megatron", trainable, parallel={"tp": 1})
+
+    plan = plan_for(fleet, job)
+
+    assert {group.axis for group in plan.groups if group.network == "shared"} == (
+        {"pp_forward", "pp_backward"} if pp > 1 else {"dp_across"}
+    )
+    candidate, step_s = fastest(read_problem(fleet, job))
+    assert (plan.pp, plan.dp) == (candidate.pp, candidate.dp) == (pp, dp)
+    assert plan.prediction.step_s == pytest.approx(step_s, rel=1e-3)
+    assert plan.prediction.step_s <= step_s * (1 + 1e-6)
+
+
+def test_frozen_weights_that_no_model_gives_are_noted() -> None:
+    """The bundled runtime's; another engine's script reads its own weights, and a rehearsal none."""
+    fleet = gpu_inventory([1, 1], gpus_per_host=2)
+    emulate = {"emulate": {"forward_s_per_layer": 0.004, "backward_s_per_layer": 0.008}}
+    lora = {"lora": {"rank": 16, "targets": ["qkv", "projection"]}}
+    for job, is_noted in (
+        (bundled(lora), True),
+        (bundled(lora, weights="/models/gpt"), False),
+        (bundled(lora, compute=emulate), False),
+        (job_of("torch", lora), False),
+        (bundled(None), False),
+    ):
+        said = trained_sentence(fleet, plan_for(fleet, job), 0.0)
+        assert ("The frozen weights are random: the job has no `weights`." in said) == is_noted
 
 
 def test_copies_of_shards_exchange_trained_gradients_between_clusters() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from holmes_runtime.checkpoint.checkpoints import Checkpoints
 from holmes_runtime.node.checkpoint_files.checkpoint_folder import names_in
 from holmes_runtime.node.checkpoint_files.description import Counters, Description, Validated, describe, validated_after
-from holmes_runtime.node.checkpoint_files.whole_checkpoints import before, best_of, found_in, offers_in
+from holmes_runtime.node.checkpoint_files.whole_checkpoints import before, best_of, found_in, offers_in, thin_best
 
 from .test_checkpoint import config, going_back, make_shards, open_folder
 
@@ -126,6 +127,24 @@ def test_a_best_with_a_short_file_is_told_and_stays_until_a_better_one(
 
     save(tmp_path, {6: 0.5})  # better than what is left of the first
     assert kept(tmp_path) == [6]
+
+
+def test_a_best_that_one_folder_alone_still_has_is_told(tmp_path: Path) -> None:
+    """Files count, whichever folders have them; checkpoints that are not the best do not."""
+    save(tmp_path / "a", {1: 1.0, 2: 2.0})
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    folders = tmp_path / "a", tmp_path / "b"
+
+    def said() -> str | None:
+        return thin_best(found_in([offers_in(folder.name, folder) for folder in folders]), 2)
+
+    assert said() is None
+    next((tmp_path / "b" / "step-00000002").glob("*.distcp")).unlink()
+    assert said() is None
+    next((tmp_path / "b" / "step-00000001").glob("*.distcp")).unlink()
+    assert "the best checkpoint, step-00000001, has fewer than 2 copies" in (said() or "")
+    shutil.rmtree(tmp_path / "b" / "step-00000001")
+    assert "step-00000001" in (said() or "")
 
 
 def test_a_loss_that_the_resumed_run_never_had_is_of_another_branch(tmp_path: Path) -> None:

@@ -87,6 +87,10 @@ class WholeCheckpoint(NamedTuple):
         """True if each of its files is in some folder, judged by size."""
         return not self.lacking
 
+    def has_fewer(self, copies: int) -> bool:
+        """Return True if one of its files is in fewer than `copies` folders."""
+        return any(len(at) < copies for at in self.holders.values())
+
     @property
     def validated(self) -> BestCheckpoint | None:
         """The loss after its steps, if the run was evaluated then."""
@@ -169,6 +173,18 @@ def found_in(folders: Sequence[Offers]) -> list[WholeCheckpoint]:
 def best_of(found: Sequence[WholeCheckpoint]) -> BestCheckpoint | None:
     """Return the complete checkpoint with the lowest validation loss, the first of equal ones; None without a loss."""
     return min((best for each in found if each.is_whole and (best := each.validated) is not None), default=None)
+
+
+def thin_best(found: Sequence[WholeCheckpoint], copies: int) -> str | None:
+    """Return a sentence on the best of `found` if one of its files is in fewer than `copies` folders."""
+    best = best_of(found)
+    thin = [each for each in found if each.is_whole and each.validated == best and each.has_fewer(copies)]
+    if best is None or not thin:
+        return None
+    return (
+        f"the best checkpoint, {thin[0].offer.name}, has fewer than {copies} copies, and only new checkpoints are "
+        "copied: `holmes checkpoint gather PATH... --best -o FOLDER` makes another"
+    )
 
 
 def before(found: Sequence[WholeCheckpoint], counters: Counters) -> list[WholeCheckpoint]:

@@ -13,6 +13,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, TypeVar, cast
@@ -36,6 +37,11 @@ def has_documents(path: Path) -> bool:
     return path.name.endswith(SUFFIXES)
 
 
+def is_table(path: Path) -> bool:
+    """Return True if the name of `path` is that of a file with rows."""
+    return path.name.endswith((PARQUET, ARROW))
+
+
 def read_documents(path: Path, bad_lines: BadLines) -> Iterator[Document]:
     """Yield the documents of the file `path`, from the field or column "text". Raises as `read_records` does."""
     return read_records(path, bad_lines, ("text",), _text_field)
@@ -54,7 +60,7 @@ def read_records(
         ModuleNotFoundError: the Python package that reads such files is missing.
         OSError: the file cannot be read.
     """
-    if path.name.endswith((PARQUET, ARROW)):
+    if is_table(path):
         return _rows(path, bad_lines, columns, convert)
     if path.suffix == ".jsonl":
         check_format(path)
@@ -181,33 +187,42 @@ def _rows(
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[list[dict[str, object]], int]]:
     """Yield rows with the existing ones of `columns`, some at a time, and their bytes in the file."""
-    package: Any = _package(path, "pyarrow.parquet")
-    try:
-        file = package.ParquetFile(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
-    there = _present(path, columns, file.schema_arrow.names)
-    share = path.stat().st_size / max(1, file.metadata.num_rows)
-    for batch in file.iter_batches(batch_size=ROWS, columns=there):
-        yield batch.to_pylist(), int(share * batch.num_rows)
+    package: Any = _package(path, "pyarrow")
+    parquet: Any = _package(path, "pyarrow.parquet")
+    with _named_damage(path, "Parquet file", package):
+        file = parquet.ParquetFile(path)
+        there = _present(path, columns, file.schema_arrow.names)
+        share = path.stat().st_size / max(1, file.metadata.num_rows)
+        for batch in file.iter_batches(batch_size=ROWS, columns=there):
+            batch.validate(full=True)
+            yield batch.to_pylist(), int(share * batch.num_rows)
 
 
 def _arrow_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[list[dict[str, object]], int]]:
     """Yield rows as `_parquet_rows` does, from a table saved by the `datasets` library: a stream of batches."""
     package: Any = _package(path, "pyarrow")
     streams: Any = _package(path, "pyarrow.ipc")
-    with package.memory_map(str(path)) as file:
-        try:
-            stream = streams.open_stream(file)
-            there = _present(path, columns, stream.schema.names)
-            before = 0
-            for batch in stream:
-                for start in range(0, batch.num_rows, ROWS):
-                    records = batch.slice(start, ROWS).select(there).to_pylist()
-                    yield records, file.tell() - before
-                    before = file.tell()
-        except package.ArrowInvalid as error:
-            raise ValueError(f"{path} is not a whole Arrow stream: {error}") from None
+    with _named_damage(path, "Arrow stream", package), package.memory_map(str(path)) as file:
+        stream = streams.open_stream(file)
+        there = _present(path, columns, stream.schema.names)
+        before = 0
+        for batch in stream:
+            rows = batch.select(there)
+            rows.validate(full=True)  # the library follows offsets of a file as they are, also out of its memory
+            for start in range(0, rows.num_rows, ROWS):
+                yield rows.slice(start, ROWS).to_pylist(), file.tell() - before
+                before = file.tell()
+
+
+@contextmanager
+def _named_damage(path: Path, kind: str, package: Any) -> Iterator[None]:
+    """Raise ValueError with the name of the file for content that the library cannot read."""
+    try:
+        yield
+    except (package.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's, such as on a missing right
+            raise
+        raise ValueError(f"{path} is not a whole {kind}: {error}") from None
 
 
 def _present(path: Path, columns: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -18,13 +18,14 @@ from holmes_runtime.config.bounded_file import open_bounded
 from holmes_runtime.config.run_settings import BYTE_VALUES
 from holmes_runtime.node.data_files.bad_lines import BadLines
 from holmes_runtime.node.data_files.document_tokens import begin_of_document, end_of_document
-from holmes_runtime.node.data_files.documents import has_documents, read_documents
+from holmes_runtime.node.data_files.documents import has_documents, is_table, read_documents
 from holmes_runtime.node.data_files.file_kind import is_regular_file
 
 PIECE_BYTES = 2**16  # raw text is tokenized in pieces of about this size, cut at the end of a line
 MAX_TOKENIZER_BYTES = 2**28  # the largest have tens of MB
 BATCH_BYTES = 2**22  # pieces are tokenized together, so that several cores work
 END_OF_DOCUMENT_BYTE = 0  # occurs in no text
+BESIDE_TABLES = {"dataset_info.json", "state.json", "README.md", ".gitattributes"}  # in a folder of a data set
 _BESIDE_TOKENS = re.compile(r"\.(idx|teacher)$|^\..*\.(bin|idx|teacher)\.\d+$")  # or a file under way
 
 
@@ -101,7 +102,8 @@ class FileTokenizer:
 def source_files(path: Path, pattern: str) -> list[Path]:
     """Return the file `path`, or the files of the folder `path` that match `pattern`, sorted by name.
 
-    Files that belong to a token file, such as its index, are left out.
+    Files that belong to a token file, such as its index, are left out, and so are the descriptions of a data set that
+    lie with its tables.
 
     Raises FileNotFoundError if there is none, and ValueError for a pipe or device.
     """
@@ -110,6 +112,8 @@ def source_files(path: Path, pattern: str) -> list[Path]:
     found = [file for file in path.glob(pattern) if file.is_file() and not _BESIDE_TOKENS.search(file.name)]
     if not found:
         raise FileNotFoundError(f"folder {path} has no file matching {pattern!r}")
+    if any(is_table(file) for file in found):
+        found = [file for file in found if file.name not in BESIDE_TABLES]
     return sorted(found, key=lambda file: file.name)
 
 
