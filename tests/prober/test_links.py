@@ -231,7 +231,7 @@ def local_inventory() -> Inventory:
 
 def test_loopback_is_measured_both_ways_by_local_processes() -> None:
     seen: list[tuple[str, str]] = []
-    limits = LinkLimits(seconds=0.3, size_bytes=50 * 10**6, streams=(1, 2), methods=("tcp",))
+    limits = LinkLimits(seconds=30.0, size_bytes=50 * 10**6, streams=(1, 2), methods=("tcp",))
     measured = measure_links(local_inventory(), lambda pair, state: seen.append((pair, state)), limits)
     assert measured.problems == []
     assert [(link.streams, link.direction) for link in measured.links] == [
