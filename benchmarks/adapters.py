@@ -21,7 +21,7 @@ FAST_MBPS, SLOW_MBPS = 2000, 20
 MODEL = {"family": "llama", "num_layers": 8, "hidden_size": 512, "num_heads": 8, "seq_length": 256}
 SLEEPS = {"forward_s_per_layer": 0.016, "backward_s_per_layer": 0.032}
 LORA = {"lora": {"rank": 8, "targets": ["query", "value"]}}
-STEPS, GLOBAL_BATCH_SIZE = 7, 16
+STEPS, GLOBAL_BATCH_SIZE = 7, 32
 ONE, TWO = ("a1",), ("a1", "b1")
 
 
