@@ -17,7 +17,7 @@ from holmes_runtime.config.islands.rendezvous_messages import MEETING
 from holmes_runtime.config.model_shape import stage_parameters
 from holmes_runtime.config.run_config import RunConfig
 from holmes_runtime.config.run_settings import OuterCodec
-from holmes_runtime.config.trainable import adapter_parameters
+from holmes_runtime.config.trainable import Lora, adapter_parameters
 from holmes_runtime.data.corpus import load_corpus
 from holmes_runtime.trainer import Trainer
 from tests.seeds import all_but
@@ -200,6 +200,21 @@ def test_an_island_that_keeps_nothing_back_trains_as_if_there_were_no_islands(
 
     assert island["losses"] == plain["losses"]
     assert len(island["outer"]["0"]) == STEPS // H * (1 if name == "alone" else 2)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
+def test_islands_that_exchange_each_step_on_equal_samples_train_as_one_run(lora: Lora | None, tmp_path: Path) -> None:
+    worker, plan = Worker(tmp_path), {"lora": lora}
+    plain = worker.config(plan, None)
+    batch, exact = plain.global_batch_size, {"inner_steps": 1, "outer_rate": 1.0, "momentum": 0.0}
+    same = {"samples_before": 0, "round_samples": batch}
+    islands, _ = in_process([worker.config(plan, exact | same, island) for island in range(2)])
+
+    corpus = load_corpus(plain.data, "here", plain.model.seq_length, plain.model.vocab_size)
+    trainer = Trainer(plain, plain.grid.rank(0), corpus, RankGroups(), torch.device("cpu"))
+    losses = [trainer.step(step).loss for step in range(STEPS)]
+    assert len({*losses}) == STEPS
+    assert [*zip(*islands, strict=True)] == [pytest.approx(losses, abs=1e-6)] * 2
 
 
 def test_a_stop_within_an_exchange_changes_no_bit_of_what_follows(runs: dict[str, Islands]) -> None:
