@@ -145,11 +145,11 @@ def _refuse_other_files(job: Job) -> None:
 
     If they lie on the hosts alone, the hosts make the same comparison before ranks start.
     """
-    if not job.is_bundled:
+    if not job.is_bundled or job.compute.emulate is not None:
         return
     key, hint = "", ""
     try:
-        if job.weights is not None and job.compute.emulate is None:
+        if job.weights is not None:
             from holmes_runtime.node.published_files.architectures import CONFIG_FILE
             from holmes_runtime.node.published_files.check_published import check_config, read_tensors
 

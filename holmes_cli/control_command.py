@@ -44,7 +44,7 @@ def _control_run(folder: Path, stored: Run, plan: Plan) -> None:
     with signals_call(interrupts.take_signal):
         run.take_over(stored)
         ended = run.run_to_end()
-    keep_profile_of(plan, folder)
+        keep_profile_of(plan, folder)
     show_run(read_plan(folder), ended, folder)
 
 
@@ -62,7 +62,7 @@ def stop_unwatched(folder: Path, stored: Run, plan: Plan) -> Run | None:
             run.leave()
             return None
         ended = run.stop_unwatched()
-    keep_profile_of(plan, folder)
+        keep_profile_of(plan, folder)
     return ended
 
 

@@ -133,7 +133,7 @@ class RendezvousStore(dist.Store):  # type: ignore[name-defined, misc]
                 if connection is not None:
                     connection.close()
                 if connection is not None and isinstance(error, TimeoutError):
-                    raise DistStoreError(f"rendezvous of islands: {ask.operation} of {ask.keys} timed out") from None
+                    raise DistStoreError(f"rendezvous of islands: no answer to {ask.operation} of {ask.keys}") from None
                 if tries_left == 0:
                     raise DistStoreError(f"the rendezvous of islands cannot be reached: {error}") from None
             else:

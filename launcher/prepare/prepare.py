@@ -258,13 +258,14 @@ def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
     sent.
 
     A run that can only continue from a checkpoint needs no first adapters, and needs `weights` only if they are frozen
-    and therefore not in the checkpoint.
+    and therefore not in the checkpoint. A rehearsal needs neither.
     """
+    is_real = job.compute.emulate is None
     model_file = (job.model.factory or "").rpartition(":")[0]
     data = job.data.paths if job.data is not None else ()
     others = (
-        job.weights if reads_weights or job.trainable is not None else None,
-        first_adapters(job.trainable) if reads_weights else None,
+        job.weights if is_real and (reads_weights or job.trainable is not None) else None,
+        first_adapters(job.trainable) if is_real and reads_weights else None,
         model_file if Path(model_file).is_absolute() else None,
     )
     return (*data, *(each for each in others if each is not None))

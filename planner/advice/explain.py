@@ -221,7 +221,8 @@ def _reason(plan: Plan, kind: PartKind) -> str:
     if kind == "tp":
         return f"groups of {plan.tp} exchange activations inside their hosts"
     if kind == "experts":
-        return f"groups of {plan.job.ep} send tokens to their experts and back"
+        sizes = f" (ep {plan.job.parallel.ep or 1}, etp {plan.job.etp})" if plan.job.etp > 1 else ""
+        return f"groups of {plan.job.ep}{sizes} send tokens to their experts and back"
     if kind == "sequences":
         others = f", {plan.tp} tensor shards their activations" if plan.tp > 1 else ""
         others += f", {plan.job.ep} ranks tokens for their experts" if plan.job.ep > 1 else ""

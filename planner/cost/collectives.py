@@ -199,8 +199,8 @@ class RoutedParts(NamedTuple):
 def routed_parts(model: ModelShape, execution: Execution, peers: Peers) -> RoutedParts:
     """Return the shares of `routed_bytes` that travel, with experts chosen evenly.
 
-    If tokens are sent once, each goes to every host with any of its experts, and there to every rank with one.
-    Otherwise, one copy goes to each expert.
+    If tokens are sent once, each goes to every host with any of its experts, and there to every rank with one or a
+    shard of one. Otherwise, one copy goes to each expert.
     """
     ep, on_host = execution.ep, peers.on_host(execution.ep)
     if not execution.sends_once:
@@ -208,7 +208,8 @@ def routed_parts(model: ModelShape, execution: Execution, peers: Peers) -> Route
         return RoutedParts(outside, 1 - outside - 1 / expert_holders(execution))
     hosts, copies = ep / on_host, model.experts_per_token or 1
     others = (hosts - 1) * _chosen(model, hosts)
-    return RoutedParts(others / copies, ep * _chosen(model, ep) * (1 - 1 / on_host) / copies)
+    chosen = _chosen(model, expert_holders(execution))
+    return RoutedParts(others / copies, ep * chosen * (1 - 1 / on_host) / copies)
 
 
 def _chosen(model: ModelShape, parts: float) -> float:
@@ -226,15 +227,16 @@ def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, pee
     """Return the seconds in which one layer's tokens travel to their experts and back; 0 if all experts are here.
 
     The load is balanced. Tokens travel both ways in a forward, and their gradients in a backward. Traffic inside hosts
-    and between them overlaps. Ranks that share an expert gather the rows of all of them, and reduce and scatter the
-    results.
+    and between them overlaps. Ranks that share an expert gather the rows of all of them, unless tokens are sent to each
+    rank, and reduce and scatter the results.
     """
     if max(expert_holders(execution), execution.etp) == 1 or model.experts is None or peers is None:
         return PassTimes(0.0, 0.0)
     size, parts = routed_bytes(model, execution), routed_parts(model, execution, peers)
     local_s = size * parts.inside / inside.bandwidth_bytes_per_s + inside.latency_s
     rate = routed_share(execution) * (peers.bytes_per_s or inside.bandwidth_bytes_per_s)
-    gathered_s = all_reduce_s(size * execution.etp, execution.etp, inside) / 2  # one half of an all-reduce
+    shards = 1 if execution.sends_once else execution.etp
+    gathered_s = all_reduce_s(size * shards, shards, inside) / 2  # one half of an all-reduce
     return tensor_parallel_times(execution.recompute, max(local_s, size * parts.outside / rate) + gathered_s)
 
 

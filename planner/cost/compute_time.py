@@ -152,7 +152,7 @@ def _adapters_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTi
 def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:
     """Return the seconds of the grouped products of a rank's experts, and the wait for the number of rows of each."""
     rows = execution.tokens(model) / execution.tp * execution.ep * (model.experts_per_token or 0)
-    width = model.expert_size * execution.row_shards / execution.tp
+    width = model.expert_size / (execution.tp if execution.splits_experts else execution.etp)
     size = rows / (model.experts or 1) * width
     return ROUTED_WAIT_S + flops / (GROUPED_SHARE * speed.matrix_flops_per_s) * (1 + speed.half_size / size)
 
@@ -168,9 +168,12 @@ def routed_row_s(model: ModelShape, execution: Execution, speed: Speed) -> float
 
 
 def _moved_values(model: ModelShape, execution: Execution) -> float:
-    """Return the number of values that one shard moves in a layer's forward for norms, residuals and activation."""
+    """Return the number of values that one shard moves in a layer's forward for norms, residuals and activation.
+
+    Rows are sorted before and after shards of an expert gather them.
+    """
     hidden = HIDDEN_PASSES * model.hidden_size / (execution.tp if execution.sequence_parallel else 1)
-    routed = ROUTED_PASSES * model.hidden_size * (model.experts_per_token or 0)
+    routed = ROUTED_PASSES * model.hidden_size * (model.experts_per_token or 0) * (1 + execution.etp) / 2
     inside = ACTIVATION_PASSES[model.family] * model.token_ffn_size
     return execution.tokens(model) * (hidden + inside / execution.tp + routed / execution.row_shards)
 

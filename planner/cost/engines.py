@@ -256,12 +256,12 @@ def engine_of(job: Job) -> Engine:
         engine = replace(
             engine, free_degrees=("pp",), schedules=tuple(each for each in EVERY_SCHEDULE if each != "zero-bubble")
         )
-    if job.engine == "torchtitan" and job.model.tied_embeddings:
-        engine = replace(engine, shards_tied=True, degrees=("tp",), free_degrees=("tp",))  # it has no pipeline of those
     if engine.unsharded is not None and job.zero != 3:
         engine = engine.unsharded
     if isinstance(job.trainer, LongContextTrainer):
         engine = replace(engine, context="ring")
     if isinstance(job.trainer, FreeTrainer):
         engine = replace(engine, **{name: getattr(ENGINES["holmes"], name) for name in CHOICES})
+    if job.engine == "torchtitan" and job.model.tied_embeddings:  # it has no pipeline of those
+        engine = replace(engine, shards_tied=True, schedules=("1f1b",), degrees=("tp",), free_degrees=("tp",))
     return engine

@@ -118,6 +118,7 @@ def _stage_groups(inventory: Inventory, plan: Plan) -> list[StageGroups]:
         raise HolmesError(
             f"--routing: the plan has parallel.etp {job.etp}, and places are chosen for whole experts alone",
             "leave parallel.etp or --routing out",
+            ANSWER_IS_NO,
         )
     if job.is_bundled:
         raise HolmesError(

@@ -13,7 +13,7 @@ from holmes_runtime.config.model_shape import expert_parameters
 from holmes_runtime.config.run_settings import Recompute
 from planner.cost.batch_shares import BatchShares, ClassRoom
 from planner.cost.counts import Execution, keeps_selectively, make_execution
-from planner.cost.engines import ENGINES, engine_of, expert_shards
+from planner.cost.engines import engine_of, expert_shards
 from planner.cost.fill import Fill, check_whole_backwards, fills
 from planner.cost.fp8 import check_fp8
 from planner.cost.trained import dense_layers, stage_of
@@ -184,7 +184,7 @@ def _check_engine(job: Job) -> None:
         )
     for key, size in (("tp", fixed.tp), ("pp", fixed.pp or len(fixed.layers or ()))):
         if (size or 1) > 1 and key not in engine.degrees:
-            where = " with model.tied_embeddings" if key in ENGINES[job.engine].degrees else ""
+            where = " with model.tied_embeddings" if job.engine == "torchtitan" else ""  # it has all others
             raise HolmesError(
                 f"job: parallel.{key} is {size}, which engine {job.engine} does not have{where}",
                 f"leave parallel.{'layers' if fixed.layers and key == 'pp' else key} out",
@@ -255,7 +255,8 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
         if takes_groups(job, tp, dp)
     )
     if not found:
-        raise no_expert_degrees(job, fleet.num_group_slots(1)) if job.ep > 1 else _no_candidate(job, fleet)
+        has_groups = (job.parallel.ep or 1) > 1
+        raise no_expert_degrees(job, fleet.num_group_slots(1)) if has_groups else _no_candidate(job, fleet)
     return found
 
 

@@ -49,7 +49,8 @@ def check_groups_fit(job: Job, slots: Iterable[int]) -> None:
             what = f"{key} {fixed}" + (f" times tp {job.parallel.tp}" if size != fixed else "")
             raise HolmesError(
                 f"job: parallel.{what} neither divides the {wrong[0]} slots of a host nor is a multiple of them",
-                f"set parallel.{key} to a divisor or a multiple of the slots of every host, or leave it out",
+                f"choose parallel.{key} so that {size} becomes a divisor or a multiple of the slots of every host, or "
+                "leave it out",
             )
 
 
@@ -63,7 +64,7 @@ def check_placed_groups(job: Job, ranks: Sequence[PlanRank]) -> None:
         if group:
             places = " and ".join(dict.fromkeys(f"{rank.host} of {rank.cluster}" for rank in group))
             raise HolmesError(
-                f"job: parallel.{key} is {getattr(job.parallel, key)}, but the best placement has ranks "
+                f"job: parallel.{key} is {getattr(job.parallel, key) or 1}, but the best placement has ranks "
                 f"{group[0].rank} to {group[-1].rank}, which share {shared}, on {places}: a group must have whole "
                 "hosts or a part of one, in one cluster, since its ranks communicate in every layer",
                 "leave parallel.pp and dp out, or set them so that the replicas of a stage fit this way",

@@ -69,5 +69,5 @@ def test_a_model_named_as_a_module_of_python_is_told_from_it(tmp_path: Path) -> 
     write_plan(tmp_path, model={**small_job(tmp_path)["model"], "factory": "tokenize.py:build"}, launch={"code": "src"})
     done = holmes(tmp_path, "launch", "plan.json")
     assert done.returncode == 1
-    assert "code/tokenize.py: module tokenize is /" in done.stderr
-    assert "give the file another name" in done.stderr
+    assert "code/tokenize.py: another module is already named tokenize: /" in done.stderr
+    assert "rename the file" in done.stderr

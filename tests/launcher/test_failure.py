@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 from holmes_core.records.run import Failure
-from holmes_runtime.config.messages import CHANGED, RankFailed
+from holmes_runtime.config.messages import CHANGED, NOT_FINITE, RankFailed
 from launcher.supervise.failure import failure_of, first_cause, is_consequence, likely_reason, shell_exit_code
+from tests.test_layers import ROOT
 
 
 def failure(host: str, exit_code: int, message: str, time_s: float) -> Failure:
@@ -66,3 +69,12 @@ def test_killed_rank_is_blamed_on_memory_only_when_the_kernel_says_so() -> None:
 def test_full_disk_is_told_from_the_last_lines() -> None:
     assert "disk is full" in str(likely_reason(1, "OSError: [Errno 28] No space left on device", 0))
     assert likely_reason(1, "ValueError: odd", 0) is None
+
+
+def test_no_notice_of_a_run_that_goes_on_has_the_mark_of_a_failure_by_numbers() -> None:
+    """Ranks print notices, which are last lines of a later failure."""
+    files = (ROOT / "holmes_runtime").rglob("*.py")
+    calls = (node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+    said = [ast.unparse(call) for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "say"]
+    assert len(said) > 5
+    assert [each for each in said if NOT_FINITE in each] == []

@@ -168,6 +168,8 @@ def test_torchtitan_takes_models_with_tied_tables_without_a_pipeline() -> None:
     assert (plan.zero, plan.pp) == (3, 1)
     with pytest.raises(HolmesError, match=r"parallel\.pp is 2, .* does not have with model\.tied_embeddings"):
         plan_for(gpu_inventory([1, 1]), trainer_job("torchtitan", **asked, parallel={"pp": 2}))
+    with pytest.raises(HolmesError, match=r"parallel\.tp is 2, which engine torch does not have\nhint"):
+        plan_for(gpu_inventory([1, 1]), trainer_job("torch", **asked, parallel={"tp": 2}))
 
 
 def test_a_plan_that_an_engine_would_number_or_run_otherwise_is_noticed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from dataclasses import replace
+from math import comb
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from holmes_runtime.config.model_shape import (
 from launcher.prepare.engine_arguments import engine_arguments
 from launcher.prepare.prepare import run_config_of
 from planner.advice.assumed_speeds import dense_layers_sentence
-from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s
+from planner.cost.collectives import Path, Peers, expert_exchange_part, expert_parallel_s, routed_parts
 from planner.cost.compute_time import layer_s
 from planner.cost.counts import Execution, layer_activation_bytes, state_bytes
 from planner.cost.gpu_speeds import Speed
@@ -397,6 +398,28 @@ def test_ranks_that_share_an_expert_gather_rows_and_scatter_results() -> None:
     # 1.1 x 4 copies of a token's 1024 values, of the rows of four shards instead of one's.
     whole, split = (layer_activation_bytes(SHAPE, shared._replace(etp=etp)) for etp in (1, 4))
     assert split - whole == pytest.approx(2 * 1024 * 4506 * 3 / 4, rel=1e-3)
+
+
+def test_tokens_that_are_sent_once_go_to_every_shard_of_an_expert() -> None:
+    few = replace(SHAPE, experts=8, experts_per_token=2)
+    shared = PLAIN._replace(tp=4, dp=8, ep=32, etp=4, sends_once=True)
+    chosen = 1 - comb(7, 2) / comb(8, 2)  # of one part in eight, on one host in four
+    parts = routed_parts(few, shared, Peers(8, 1e9))
+    assert parts.inside == pytest.approx(32 * chosen * 7 / 8 / 2)
+    assert parts.outside == pytest.approx(3 * (1 - comb(6, 2) / comb(8, 2)) / 2)
+    on_one = expert_parallel_s(few, shared._replace(dp=2, ep=8), Path(100e9), Peers(8, 1e9))
+    copies = 1024 * 1024 * 2 * 2 / 4
+    assert on_one.forward_s == pytest.approx(2 * copies * 8 * (1 - comb(4, 2) / comb(8, 2)) * 7 / 8 / 2 / 100e9)
+
+
+def test_shards_of_experts_multiply_narrower_matrices_and_sort_more_rows() -> None:
+    speed = Speed(1e15, half_size=3e5, memory_bytes_per_s=3e12)
+    whole, split = (layer_s(SHAPE, PLAIN._replace(tp=4, dp=4, ep=8, etp=etp), speed).forward_s for etp in (1, 4))
+    rows, width = 1024 / 4 * 8 * 4, SHAPE.expert_size  # of all experts of a group
+    flops = 2 * 3 * 1024 * 1024 * width * 4 / 4
+    longer = flops / (0.9 * 1e15) * 3e5 * (4 - 1) / (rows / 32 * width)
+    sorted_s = 8 * 1024 * 4 * 1024 / 4 * 3 / 2 * 2 / 3e12  # four passes, read and written
+    assert split - whole == pytest.approx(longer + sorted_s, rel=1e-6)
 
 
 def test_a_free_degree_of_experts_on_tensor_shards_is_no_slower_than_fixed_ones() -> None:

@@ -55,7 +55,7 @@ def test_a_thread_that_waits_keeps_no_other_from_asking(place: MeetingPlace) -> 
 
 def test_waiting_has_an_end_and_the_store_goes_on(place: MeetingPlace) -> None:
     mine = store(place, 0)
-    with pytest.raises(DistStoreError, match=r"get of .* timed out"):
+    with pytest.raises(DistStoreError, match=r"no answer to get of "):
         mine.wait(["never"], timedelta(seconds=0.1))
     mine.set("a", "x")
     assert mine.get("a") == b"x"

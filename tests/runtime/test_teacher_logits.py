@@ -260,7 +260,7 @@ def test_what_a_teacher_cannot_read_is_refused_and_leaves_nothing(teacher: Path,
         (path, {"seq_length": SEQ, "top": VOCAB + 1}, "--top 301"),
         (path, {"seq_length": 10 * SEQ, "top": TOP}, "a sequence needs 321"),
         (large, {"seq_length": SEQ, "top": TOP}, "the teacher has 300"),
-        (tmp_path / "none.bin", {"seq_length": SEQ, "top": TOP}, "no token file"),
+        (tmp_path / "none.bin", {"seq_length": SEQ, "top": TOP}, "not a token file"),
         (path, {"seq_length": SEQ, "output": tmp_path / "x.bin"}, "--output is for text"),
     ):
         with pytest.raises(HolmesError, match=reason):

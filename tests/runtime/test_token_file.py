@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -89,6 +92,22 @@ def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
         write_what_does_not_fit()
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("synced", [0, 1])
+def test_a_disk_that_is_full_at_the_end_leaves_neither_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: int
+) -> None:
+    has_room: Iterator[bool] = iter([True] * synced)
+
+    def sync(_: int) -> None:
+        if not next(has_room, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(OSError, match="No space left"), TokenFileWriter(tmp_path / "o.bin", "uint16") as writer:
+        writer.add([1, 2, 3])
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_tokens_without_an_index_are_refused(tmp_path: Path) -> None:

@@ -214,6 +214,9 @@ class TokenFileWriter:
         with self._files:
             self.end_document()
             self._write_index(self._index)
+            for file in self._file, self._index:  # a disk that is full is noticed before either has its name
+                file.flush()
+                os.fsync(file.fileno())
 
     def _write_index(self, file: BinaryIO) -> None:
         code = next(code for code, name in TYPE_CODES.items() if name == self._token_type)
