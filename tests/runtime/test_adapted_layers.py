@@ -137,6 +137,11 @@ def _bundled_bytes(rank: int, store: str) -> tuple[int, int, int]:
     return counts[0], counts[1], sum(storages.values()) + arriving
 
 
+_KEPT: list[nn.Module] = []
+"""Until the process ends: as DDP's reducer goes, it joins a thread while it holds Python's lock, for which that thread may
+wait."""
+
+
 def _held_bytes(rank: int, store: str, zero: int) -> tuple[int, int, int]:
     """Return the trained and frozen parameters of the model, and the bytes of states of this rank after a step."""
     dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=300), RANKS, rank)
@@ -155,6 +160,7 @@ def _held_bytes(rank: int, store: str, zero: int) -> tuple[int, int, int]:
         fully_shard(stage, mp_policy=policy)
     else:
         module = nn.parallel.DistributedDataParallel(stage)
+    _KEPT.append(module)
     trained = [each for each in stage.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained)
     module(torch.zeros(1, SHAPE.seq_length, dtype=torch.int64)).float().square().mean().backward()
