@@ -138,8 +138,8 @@ def _bundled_bytes(rank: int, store: str) -> tuple[int, int, int]:
 
 
 _KEPT: list[nn.Module] = []
-"""Until the process ends: as DDP's reducer goes, it joins a thread while it holds Python's lock, for which that thread may
-wait."""
+"""Kept until the process ends: the destructor of DDP's reducer joins a thread with the GIL held, and that thread may
+need the GIL to end."""
 
 
 def _held_bytes(rank: int, store: str, zero: int) -> tuple[int, int, int]:
