@@ -46,7 +46,7 @@ TIME_LIMIT_S = 60.0  # long enough for a proof at the sizes in the tests; a plan
 FAR = 0.3  # local search skips starts that are slower than a plan with other degrees by more than this share
 STARTS_OF_A_CHANGE = 2  # starts of the local search in addition to the best one, if only a change is priced
 SEARCHING = 0.6  # least share of a time limit; the rest is for simulating, writing out and checking
-SIMULATING = 0.1  # share of a time limit, half of which may go to a search in each single cluster
+SIMULATING = 0.1  # share of a time limit; half of it may go to a search in each single cluster
 USUAL_S = 0.5  # least wait for the usual order, even beyond the limit; enough for a small fleet
 GPUS_WRITTEN_PER_S = 8000  # on a slow core, by all the work that follows the search
 
@@ -94,7 +94,7 @@ def make_plan(
 def _plan_free_degrees(
     job: Job, jobs: Sequence[Job], search_one: Search, sources: Sources, order: Order, limit_s: float, lp: Path | None
 ) -> Plan:
-    """Return the fastest plan over `jobs`, each of which fixes the degrees that `job` leaves free."""
+    """Return the fastest plan over `jobs`, which fix the degrees that `job` leaves free."""
     left, searched, faults = TimeLeft(limit_s), list[_Searched](), dict[int, HolmesError]()
     for one in jobs:
         try:

@@ -167,7 +167,7 @@ class EarlyBounds:
     def _at_pace_s(
         self, candidate: Candidate, pace_s: float, speeds: CandidateSpeeds, mean: float | None = None
     ) -> float:
-        """Return the seconds of the steady state at that pace plus those of the fill on the fastest group slots.
+        """Return the seconds of the steady state at that pace, plus the fill on the fastest group slots.
 
         They are for the micro-batches of the busiest replica, or for `mean` micro-batches.
         """
