@@ -181,9 +181,9 @@ def _fields(cls: type[FileRecord], first: bytes, lines: Iterable[bytes]) -> dict
             rest += line
             last = line
     fields: dict[str, Any] = json_values(rest.decode(), MAX_OTHER_VALUES)
-    if any(fields.get(name) != [0] * len(found) for name, found in records.items()):
+    if any(fields.get(name) != [0] * len(items) for name, items in records.items()):
         raise ValueError("records that have no line of their own")
-    return fields | {name: tuple(found) for name, found in records.items()}
+    return fields | {name: tuple(items) for name, items in records.items()}
 
 
 def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ FORMS = (
     "`25 between` or `a-b: 25 at 20 ms` (Gbit/s from one host to another cluster)"
 )
 NUMBER, TIMES = r"[-+]?[0-9]+(?:\.[0-9]+)?", r"[xX×*]"
-# Cluster `a1` has a host `a1-1`. A name may not end in a dash, since cluster `a1-` would have a host `a1-1` too.
+# A name may not end in a dash: clusters `a1` and `a1-` would both have a host `a1-1`.
 NAME = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 GBPS = r"\s*G(?:b|bit)?(?:/s|ps)?\b"
 
@@ -69,7 +69,7 @@ def read_network(text: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """A recursive-descent parser with one cursor."""
+    """A recursive-descent parser with one cursor into the text."""
 
     def __init__(self, text: str) -> None:
         self._text, self._pos = text, 0
