@@ -1,10 +1,9 @@
 """Improve the best contenders by local search until no neighbour is better.
 
 The closed form, which finds placements, counts neither the depth in flight nor the waits of particular schedules. So
-the search simulates neighbours of the best under every schedule. A neighbour has one micro-batch more or less in
-flight, a layer moved to another stage, a stage moved to another position, or all stages of one class of hosts moved to
-another class with room. Finally, the search also starts from all orders of the best one's clusters. It skips neighbours
-with a lower bound above the best.
+the search simulates the best one's neighbours under every schedule. They have one micro-batch more or less in flight, a
+layer, stage or run of stages moved, or all stages of one class of hosts moved to another class with room. At the end it
+also starts from all orders of the best one's clusters. It skips neighbours with a lower bound above the best.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ MAX_RUNS = 4  # runs of stages on the same hosts; up to this number, all their o
 MAX_WORK = 400_000  # simulated forwards and backwards, once for depths and once for changes: half a second each
 MORE_WORK = 2_000_000  # the same, for all starts with the degrees of the best
 EVENLY = (1, 2, 4, 8)  # additional micro-batches in flight on all edges, tried everywhere: deeper is not always faster
-# Work of bounding a mode, per square of the number of stages, and of the shortest simulation.
-BOUND_WORK, SIMULATION_WORK = 10, 500
+BOUND_WORK, SIMULATION_WORK = 10, 500  # of a bound, per square of the number of stages; of the shortest simulation
 
 
 def rank_improved(
@@ -145,7 +143,7 @@ class _Climb:
         """Return the best neighbour; None if none is better, or the work is used up."""
         better: Contender | None = None
         within_s = best.mode.step_s
-        for choice in sorted(self._neighbours(best, changed, tried), key=lambda choice: choice.mode.step_s):
+        for choice in sorted(self._nearby(best, changed, tried), key=lambda choice: choice.mode.step_s):
             pp, simulated = choice.placement.candidate.pp, min(MAX_SIMULATED, *choice.placement.microbatches)
             work = 4 * pp * simulated + SIMULATION_WORK
             if work > self._work or self._left.is_over or choice.mode.step_s >= within_s * (1 - RELATIVE_TOLERANCE):
@@ -159,9 +157,7 @@ class _Climb:
                 within_s = mode.step_s
         return better
 
-    def _neighbours(
-        self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]
-    ) -> Iterator[_RunChoice]:
+    def _nearby(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Iterator[_RunChoice]:
         """Yield the neighbours that memory and job.yaml allow, each once."""
         placement = best.found.placement
         for each in self._placements(placement) if changed else (placement,):

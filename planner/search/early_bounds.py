@@ -116,9 +116,8 @@ class EarlyBounds:
     def whole_replicas_s(self, candidate: Candidate) -> float:
         """Return a lower bound on the step, in seconds, with each replica in one class.
 
-        Some replica runs at least the mean number of micro-batches, rounded up. Replicas with unequal shares run all
-        micro-batches together, and reach the mean at the average pace. Each replica fills and drains p stages, and
-        gradients cross between classes.
+        Some replica runs at least the mean number of micro-batches, rounded up. Together, replicas of unequal shares
+        reach the mean at the average pace. Each fills and drains p stages, and gradients cross between classes.
         """
         speeds, crossing_s = self._speeds_of(candidate), self.crossing_sync_s(candidate)
         held = -(-self._even_layers(candidate, speeds) // candidate.pp)

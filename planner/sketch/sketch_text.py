@@ -15,8 +15,7 @@ FORMS = (
     "`25 between` or `a-b: 25 at 20 ms` (Gbit/s from one host to another cluster)"
 )
 NUMBER, TIMES = r"[-+]?[0-9]+(?:\.[0-9]+)?", r"[xX×*]"
-# A name may not end in a dash: clusters `a1` and `a1-` would both have a host `a1-1`.
-NAME = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+NAME = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"  # no dash at the end, or `a1` and `a1-` would share a host `a1-1`
 GBPS = r"\s*G(?:b|bit)?(?:/s|ps)?\b"
 
 Location = tuple[int | str, ...]
@@ -90,14 +89,13 @@ class _Reader:
                 break
         names = {cluster["name"] for cluster in data["clusters"]}
         for index, wire in enumerate(data["wires"]):
-            wire["between"] = _split_pair(wire["between"], names, self._columns["wires", index])
+            wire["between"] = self._split_pair(wire["between"], names, self._columns["wires", index])
         return SketchText(data, self._columns)
 
     def _between(self, data: dict[str, Any]) -> None:
         """Read `25 between`, or `25 at 20 ms between`."""
         if "between" in data:
-            fault = "only one `between` is allowed: give a pair of clusters its own rate by name, such as `a-b: 25`"
-            raise MalformedSketch(self._next_column(), fault)
+            raise MalformedSketch(self._next_column(), "only one `between` is allowed; name a pair, as in `a-b: 25`")
         self._mark((), "between")
         self._mark(("between",), "gbps")
         data["between"] = {"gbps": self._number("Gbit/s")} | self._latency(("between",))
@@ -133,12 +131,20 @@ class _Reader:
             cluster["ethernet"] = self._ethernet((*location, "ethernet"))
         return cluster
 
+    def _split_pair(self, pair: str, names: Collection[str], column: int) -> list[str]:
+        """Return both clusters of `a-b`. Names may contain dashes, so every dash is tried as the separator."""
+        splits = [[pair[:index], pair[index + 1 :]] for index, letter in enumerate(pair) if letter == "-"]
+        known = [split for split in splits if set(split) <= set(names)] or splits
+        if len(known) != 1:
+            clusters = f"two of the clusters {', '.join(sorted(names))}" if names else "two clusters"
+            raise MalformedSketch(column, f"expected {clusters} joined by a dash, not `{pair}`")
+        return known[0]
+
     def _ethernet(self, location: Location) -> dict[str, Any]:
         """Read the general-purpose network, which connects to everything. Its kind must be `Ethernet`, so drop that."""
         column = self._next_column()
         network = self.network(location)
-        kind = network.pop("kind")
-        if kind.lower() != "ethernet":
+        if (kind := network.pop("kind")).lower() != "ethernet":
             fault = f"a cluster's second network must be `Ethernet`, not `{kind[:20]}`; a new cluster begins after `;`"
             raise MalformedSketch(column, fault)
         return network
@@ -147,12 +153,11 @@ class _Reader:
         """Read `IB 8x400`, `IB 8x2x200` with two ports per card, or `IB 400` with one card per host."""
         self._mark(location, "kind")
         network: dict[str, Any] = {"kind": self._expect(r"[A-Za-z][A-Za-z-]*", "a network, such as `IB 8x400`")}
-        columns, numbers = list[int](), list[float]()
-        for expected in ("network cards per host, or Gbit/s", "ports per card, or Gbit/s per port", "Gbit/s per port"):
+        columns, numbers = [self._next_column()], [self._number("network cards per host, or Gbit/s")]
+        while len(numbers) < 3 and self._accept(TIMES) is not None:
             columns.append(self._next_column())
+            expected = "Gbit/s per port" if len(numbers) == 2 else "ports per card, or Gbit/s per port"
             numbers.append(self._number(expected))
-            if len(numbers) == 3 or self._accept(TIMES) is None:
-                break
         names = [["gbps"], ["cards", "gbps"], ["cards", "ports_per_card", "gbps"]][len(numbers) - 1]
         self._columns |= {(*location, name): column for name, column in zip(names, columns, strict=True)}
         self._accept(GBPS)
@@ -192,7 +197,7 @@ class _Reader:
 
     def _mark(self, location: Location, key: str) -> None:
         """Record the column at the cursor as that of the key's value."""
-        self._columns[(*location, key)] = self._next_column()
+        self._columns |= {(*location, key): self._next_column()}
 
     def _next_column(self) -> int:
         return len(self._text) - len(self._text[self._pos :].lstrip()) + 1
@@ -202,13 +207,3 @@ class _Reader:
         rest = self._text[column - 1 :].split()
         seen = f"`{rest[0][:20]}`" if rest else "the end of the text"
         raise MalformedSketch(column, f"expected {expected}, not {seen}")
-
-
-def _split_pair(pair: str, names: Collection[str], column: int) -> list[str]:
-    """Return both clusters of `a-b`. Names may contain dashes, so every dash is tried as the separator."""
-    splits = [[pair[:index], pair[index + 1 :]] for index, letter in enumerate(pair) if letter == "-"]
-    known = [split for split in splits if set(split) <= set(names)] or splits
-    if len(known) != 1:
-        clusters = f"two of the clusters {', '.join(sorted(names))}" if names else "two clusters"
-        raise MalformedSketch(column, f"expected {clusters} joined by a dash, not `{pair}`")
-    return known[0]
