@@ -1,4 +1,4 @@
-"""Inventory and job to plan: the fastest of the search's best placements, or the usual order, written out in full."""
+"""Make a plan from an inventory and a job: write out the fastest of the best placements, or the usual order."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from planner.single_clusters import with_single_clusters
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-# Factor by which a plan under ZeRO-3 must be faster if others fit: the third largest error of the 32 published steps
-# that show how much of its traffic compute hides (docs/cost-model.md).
+# A plan under ZeRO-3 must be faster by this factor if others fit. It is the third largest error among the 32 published
+# steps that show how much of ZeRO-3's traffic compute hides (docs/cost-model.md).
 WORTH_SHARDING = 1.1
-TIME_LIMIT_S = 60.0  # long enough for a proof on the sizes in the tests; the plan states if it was not
-FAR = 0.3  # of a step: local search skips starts slower by this than a plan with other degrees
-STARTS_OF_A_CHANGE = 2  # starts of the local search after the best one, if only a change is priced
-SEARCHING = 0.6  # of a time limit, at least; the rest is for simulating, writing out and checking as needed:
-SIMULATING = 0.1  # of a time limit, including each single cluster
-USUAL_S = 0.5  # beyond the limit, at least, for the usual order of a fleet whose plan is made very quickly
-GPUS_WRITTEN_PER_S = 8000  # on a slow core, in all that follows the search
+TIME_LIMIT_S = 60.0  # long enough for a proof at the sizes in the tests; a plan states if it has none
+FAR = 0.3  # local search skips starts that are slower than a plan with other degrees by more than this share
+STARTS_OF_A_CHANGE = 2  # starts of the local search in addition to the best one, if only a change is priced
+SEARCHING = 0.6  # least share of a time limit; the rest is for simulating, writing out and checking
+SIMULATING = 0.1  # share of a time limit; half of it may go to a search in each single cluster
+USUAL_S = 0.5  # least wait for the usual order, even beyond the limit; enough for a small fleet
+GPUS_WRITTEN_PER_S = 8000  # on a slow core, by all the work that follows the search
 
 Sources = tuple[SourceFile, SourceFile]  # the inventory and the job
 Search = Callable[[Job, float], "_Searched"]
-"""The search for the placements of a job, within so many seconds."""
+"""A function that searches a job's placements within a number of seconds."""
 
 
 def make_plan(
@@ -67,11 +67,11 @@ def make_plan(
 ) -> Plan:
     """Return the plan of `job` on the reachable hosts of `inventory`, verified.
 
-    The same input gives the same plan, unless the time limit, which covers everything, ends the search. The usual
-    order with its best degrees is a contender too, so that no plan is slower than it; with `order` "usual" it is the
-    plan. If the limit ended the search, the best placement in each single cluster is a contender as well. `lp` names a
-    file for the certifying integer program. If the expert or context parallel degree is free, each one is planned, and
-    the fastest plan's job fixes its own.
+    The time limit covers everything. Unless it ends the search, the same input gives the same plan. The usual order
+    with its best degrees is a contender too, so no plan is slower; with `order` "usual" it is the plan. If the limit
+    ended the search, the best placement in each single cluster is a contender as well. `lp` names a file for the
+    certifying integer program. If the expert or context parallel degree is free, each choice is planned, and the job in
+    the fastest plan fixes the degrees chosen.
 
     Raises:
         HolmesError: The job contradicts itself, nothing fits, or a rate is not known.
@@ -94,7 +94,7 @@ def make_plan(
 def _plan_free_degrees(
     job: Job, jobs: Sequence[Job], search_one: Search, sources: Sources, order: Order, limit_s: float, lp: Path | None
 ) -> Plan:
-    """Return the fastest plan of `jobs`, each with its own degrees where `job` leaves them free."""
+    """Return the fastest plan over `jobs`, which fix the degrees that `job` leaves free."""
     left, searched, faults = TimeLeft(limit_s), list[_Searched](), dict[int, HolmesError]()
     for one in jobs:
         try:
@@ -106,7 +106,7 @@ def _plan_free_degrees(
     for each in sorted(searched, key=lambda each: each.result.found[0].objective_s):
         now_s = left.seconds
         if best is not None and (left.is_over or now_s < before_s - now_s):
-            break  # the last one took longer than the time left
+            break  # the previous plan took longer than the time now left
         before_s = now_s
         try:
             plan = _plan_searched(each, sources, order, None, best.prediction.step_s if best else inf)
@@ -116,14 +116,14 @@ def _plan_free_degrees(
         if plan is not None and (best is None or plan.prediction.step_s < best.prediction.step_s):
             best = plan
     if best is None:
-        raise faults[min(faults)]  # that of the smallest degrees
+        raise faults[min(faults)]  # the error for the smallest degrees
     if lp is not None:
         _plan_searched(search_one(best.job, limit_s), sources, order, lp)
     return _with_bound_of_all(best.model_copy(update={"free_degrees": chosen_degrees(job, best.job)}), searched, left)
 
 
 def _with_bound_of_all(best: Plan, searched: Sequence[_Searched], left: TimeLeft) -> Plan:
-    """Return the best plan with the bound on the steps of everything `searched`."""
+    """Return the best plan with a step bound that holds for everything `searched`."""
     step_s = best.prediction.step_s
     candidates = ((each, each.result.found[0].placement.candidate) for each in searched)
     bounds_s = (_step_bound_s(each.problem, each.result, candidate, left) for each, candidate in candidates)
@@ -134,7 +134,7 @@ def _with_bound_of_all(best: Plan, searched: Sequence[_Searched], left: TimeLeft
 
 @dataclass(frozen=True)
 class _Searched:
-    """A problem, the search's result, and the seconds of its time limit that are left to make a plan of it."""
+    """A problem and its search result; `left_s` of its time limit remain for making a plan."""
 
     inventory: Inventory
     problem: Problem
@@ -188,20 +188,20 @@ def _plan_searched(
 
 
 def planned_step_s(inventory: Inventory, job: Job, time_limit_s: float, within_s: float = inf) -> float:
-    """Return the predicted step of the plan of `job`, or a little more, without making the rest of the plan.
+    """Return the predicted step of the plan for `job`, or slightly more, without making the rest of the plan.
 
     Local search starts only from the best few placements that take at most `within_s` before it. Infinite if there
     are none.
 
     Raises:
-        HolmesError: nothing fits, or a rate is not known.
+        HolmesError: Nothing fits, or a rate is not known.
     """
     problem, contenders = _few_contenders(inventory, job, time_limit_s, within_s)
     return best_step_s(problem, contenders) if contenders else inf
 
 
 def plan_quickly(inventory: Inventory, job: Job, time_limit_s: float) -> tuple[Problem, WrittenPlan]:
-    """Return the placement that `planned_step_s` prices, written out, and its problem.
+    """Return the problem, and the placement that `planned_step_s` prices, written out.
 
     Raises:
         HolmesError: As in `planned_step_s`.
@@ -236,23 +236,23 @@ def contenders_of(
     problem: Problem,
     result: SearchResult,
     left: TimeLeft | None = None,
-    most_starts: int = STARTS,
+    max_starts: int = STARTS,
     within_s: float = inf,
 ) -> list[Contender]:
-    """Return the best placements, improved by local search; before them the best one under ZeRO-3, if it is worth it.
+    """Return the best placements after local search, preceded by the best one under ZeRO-3 if it is worth it.
 
-    Placements that take longer than `within_s` before that are left out.
+    Placements that take longer than `within_s` before local search are left out.
     """
     candidates, early = [each for _, each in result.ranked], problem.once(EarlyBounds)
     if result.found[0].placement.candidate.weight_shards > 1:
         plain = [*candidates, *result.misfits]
         candidates += dict.fromkeys(shared for each in plain for shared in early.with_shared_weights(each))
-        return rank_improved(problem, result.found, candidates, left, most_starts, within_s)
-    contenders = rank_improved(problem, result.found, candidates, left, most_starts, within_s)
+        return rank_improved(problem, result.found, candidates, left, max_starts, within_s)
+    contenders = rank_improved(problem, result.found, candidates, left, max_starts, within_s)
     worth_s = (contenders[0].mode.step_s if contenders else within_s) / WORTH_SHARDING
     bounds, is_over = problem.once(AnyScheduleBounds), left is not None and left.is_over
     near = (each for each in result.misfits if not is_over and bounds.work_s(each) < worth_s)
-    others = [shared for each in near for shared in early.with_shared_weights(each)]  # this makes no step shorter
+    others = [shared for each in near for shared in early.with_shared_weights(each)]  # sharding makes no step shorter
     try:
         sharded = rank_contenders(problem, result.sharded, left=left, others=others, within_s=worth_s)
     except HolmesError:  # none can run the schedule that job.yaml fixes
@@ -262,7 +262,7 @@ def contenders_of(
 
 @dataclass(frozen=True)
 class _Comparisons:
-    """The alternatives and the usual order that a plan is compared with."""
+    """The alternatives and the usual order with which a plan is compared."""
 
     alternatives: tuple[Alternative, ...] = ()
     usual: Prediction | None = None
@@ -271,9 +271,9 @@ class _Comparisons:
 def _write_and_compare(
     problem: Problem, result: SearchResult, left: TimeLeft, within_s: float
 ) -> tuple[WrittenPlan, _Comparisons] | None:
-    """Return the plan written out, or the usual order if that is faster, with its comparisons.
+    """Return the best contender written out, or the usual order if that is faster, with its comparisons.
 
-    None if neither is within `within_s` and no start of the local search is near it.
+    None if local search has no start near `within_s` and the usual order takes longer.
     """
 
     def work() -> Prediction | None:
@@ -293,7 +293,7 @@ def _write_and_compare(
 def _certify(
     problem: Problem, result: SearchResult, written: WrittenPlan, placement_s: float, left: TimeLeft, lp: Path | None
 ) -> Certificate:
-    """Return the certificate of the plan as it is run; the search may know better placements of its degrees."""
+    """Return the certificate of the plan as run; the search may know a better placement with the same degrees."""
     placement = replace(written.placement, candidate=_candidate_run(written))
     form, candidate = form_of(placement), placement.candidate
     found = [each for each in (*result.found, *result.sharded) if each.placement.candidate == candidate]
@@ -302,7 +302,7 @@ def _certify(
 
 
 def _candidate_run(written: WrittenPlan) -> Candidate:
-    """Return the candidate with the fill of the schedule that is run."""
+    """Return the candidate with the fill of the schedule that the plan runs."""
     return written.placement.candidate._replace(fill=fill_of(written.layout.mode.schedule))
 
 
@@ -316,7 +316,7 @@ def _report(
     certificate: Certificate | None,
     left: TimeLeft,
 ) -> SolveReport:
-    """Return the search's proof, the closed form of the ranks as they were written out, and the certificate."""
+    """Report the search's proof, the closed form of the ranks as written out, and the certificate."""
     candidate = _candidate_run(written)
     objective_s, bound_s = min(placement_s, result.found[0].objective_s), result.bound_s
     if candidate.weight_shards > 1 and result.sharded:
@@ -348,7 +348,7 @@ def _report(
 
 
 def _step_bound_s(problem: Problem, result: SearchResult, planned: Candidate, left: TimeLeft) -> float:
-    """Return a lower bound on any simulated step, in seconds; without ZeRO-3 if the plan is without it."""
+    """Return a lower bound in seconds on any simulated step; plans under ZeRO-3 count only if `planned` is one."""
     candidates = [each for _, each in result.ranked]
     if planned.weight_shards > 1:
         candidates += enumerate_candidates(problem.job, problem.fleet)

@@ -1,8 +1,8 @@
-"""Files of records: atomic writing, and reading that notices any change.
+"""Write files of records atomically, and read them with a check for any change.
 
-Files people write (hosts.yaml, job.yaml) hold the record alone; files Holmes writes (inventory, plan, run) its header
-too. Hosts, ranks and their like have a line each there, and are read line by line: the text of a large inventory, and
-the objects a parser makes of it, are several times as large as the inventory.
+Files that people write (hosts.yaml, job.yaml) hold only the record. Files that Holmes writes (inventory, plan, run)
+have a header too, and one line per host, rank and the like. They are read line by line: the text of a large inventory,
+and the objects a parser makes of it, are several times as large as the inventory.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ R = TypeVar("R", bound=Record)
 F = TypeVar("F", bound=FileRecord)
 
 MAX_OWN_BYTES = 512 * MIB  # an inventory of 12,500 hosts with eight GPUs has 150 MB
-MAX_HEADER_BYTES = 4096  # kind, digest and signature have 200
-MAX_OTHER_VALUES = 4 * MAX_VALUES  # outside the lines of records; a plan of 92,000 ranks has 434,000
-_HEADER = ("kind", "digest", "signature", "advice")  # the last in what `holmes plan --json` prints, and never trusted
+MAX_HEADER_BYTES = 4096  # kind, digest and signature take about 200
+MAX_OTHER_VALUES = 4 * MAX_VALUES  # outside records with their own line; a plan of 92,000 ranks has 434,000
+_HEADER = ("kind", "digest", "signature", "advice")  # only `holmes plan --json` prints `advice`, which is never trusted
 
 
 @dataclass(frozen=True)
 class SignedRecord(Generic[F]):
-    """A record; `is_own` if this user's Holmes wrote its file here."""
+    """A record. `is_own`: this user's Holmes wrote its file on this machine."""
 
     record: F
     is_own: bool
 
 
 def write_atomically(path: Path, text: str | Iterable[str], private: bool = False) -> None:
-    """Write `text`, whole or in parts, to `path` so that readers see the old file or the new one, never a part.
+    """Write `text`, one string or several parts, to `path`. Readers see the old file or the new one, never a mixture.
 
-    `private`: readable by this user alone. A lone surrogate becomes a byte, as `surrogateescape` reads non-UTF-8 bytes.
+    `private`: only this user can read it. A lone surrogate is written as the byte it stands for (`surrogateescape`).
 
     Raises:
         HolmesError: The folder is missing or not writable.
@@ -55,7 +55,7 @@ def write_atomically(path: Path, text: str | Iterable[str], private: bool = Fals
 
 @contextlib.contextmanager
 def written(path: Path, text: str | Iterable[str], private: bool = False) -> Iterator[None]:
-    """Write a file as `write_atomically` does, but let readers see it only when the block is done without an error."""
+    """Write a file as `write_atomically` does, but show it to readers only once the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         opener = private_opener if private else None
@@ -75,44 +75,44 @@ def written(path: Path, text: str | Iterable[str], private: bool = False) -> Ite
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open`; only this user can read and write a new one, whatever the umask."""
+    """Open a file as `open` asks; only this user can read and write a new one, regardless of the umask."""
     return os.open(path, flags, 0o600)
 
 
 def write_signed(path: Path, record: FileRecord, private: bool = False) -> None:
-    """Write the record's file, signed as this user's own. Raises HolmesError as `write_atomically` does."""
+    """Write the record to a file signed as this user's own. Raises HolmesError as `write_atomically` does."""
     write_atomically(path, signed_parts(record), private)
 
 
 def signed_parts(record: FileRecord) -> Iterator[str]:
-    """Yield the text of the record's file in parts, signed as this user's own. Raises HolmesError where that fails."""
+    """Yield the parts of a record's file, signed as this user's own. Raises HolmesError if it cannot be signed."""
     return record.json_parts(signature(record.KIND, record.digest()))
 
 
 def read_user_file(cls: type[R], path: Path) -> R:
-    """Read the record in a file a person wrote. Raises HolmesError naming file, line of YAML, key and value."""
+    """Read the record in a file that a person wrote. Raises HolmesError with the file, YAML line, key and value."""
     return parse(cls, read_plain(path), str(path), YamlLines(path))
 
 
 def read_file(cls: type[F], path: Path, inside: Path | None = None) -> F:
-    """Read the record in a file that Holmes wrote, and check kind and digest. `inside`: the folder it must lie in.
+    """Read the record in a file that Holmes wrote, and check kind and digest. `inside`: the folder it must be in.
 
     Raises:
-        HolmesError: It is another kind of file, or was changed since it was written.
+        HolmesError: The file is of another kind, or was changed since it was written.
     """
     return read_signed(cls, path, inside).record
 
 
 def read_signed(cls: type[F], path: Path, inside: Path | None = None) -> SignedRecord[F]:
-    """Read as `read_file` does, and check if this user's Holmes wrote the file here."""
+    """Read as `read_file` does, and check if this user's Holmes wrote the file on this machine."""
     return read_any((cls,), path, inside)
 
 
 def read_any(classes: Sequence[type[F]], path: Path, inside: Path | None = None) -> SignedRecord[F]:
-    """Read as `read_signed` does, a file of any of these kinds. Another kind is refused as not of the first.
+    """Read as `read_signed` does, but accept several kinds. The error for any other kind names the first of them.
 
     Raises:
-        HolmesError: As `read_file`.
+        HolmesError: As in `read_file`.
     """
     record, header = _read_lines(classes, path, inside) or _read_whole(classes, path, inside)
     digest = record.digest()
@@ -137,9 +137,9 @@ def _read_whole(classes: Sequence[type[F]], path: Path, inside: Path | None) -> 
 
 
 def _read_lines(classes: Sequence[type[F]], path: Path, inside: Path | None) -> tuple[F, dict[str, Any]] | None:
-    """Return the record and the header of a file with the lines that `json_parts` writes.
+    """Return the record and the header of a file that has the lines `json_parts` writes.
 
-    None for any other file, and for a fault, which `_read_whole` explains.
+    None for any other file, and at any fault, which `_read_whole` then explains.
     """
     try:
         with open_regular(path, MAX_OWN_BYTES, inside) as file:
@@ -158,36 +158,36 @@ def _read_lines(classes: Sequence[type[F]], path: Path, inside: Path | None) -> 
 def _fields(cls: type[FileRecord], first: bytes, lines: Iterable[bytes]) -> dict[str, Any]:
     """Return the fields of a file whose first line is `first`.
 
-    Records are read from their lines, one at a time. The other lines are a small JSON document, read as a whole.
+    Records are read one line at a time. The other lines form a small JSON document, which is read as a whole.
 
     Raises:
-        ValueError: A line is at fault, or the layout is another.
+        ValueError: A line is malformed, or the file has another layout.
     """
     annotations = {name: field.annotation for name, field in cls.model_fields.items()}
-    items = {name: record_in(kind) for name, kind in annotations.items() if get_origin(kind) is tuple}
+    item_types = {name: record_in(kind) for name, kind in annotations.items() if get_origin(kind) is tuple}
     arrays: dict[bytes, tuple[str, TypeAdapter[Any]]] = {
-        f' "{name}": [\n'.encode(): (name, TypeAdapter(item)) for name, item in items.items() if item
+        f' "{name}": [\n'.encode(): (name, TypeAdapter(item)) for name, item in item_types.items() if item
     }
     rest, last, records = bytearray(first), first, dict[str, list[Any]]()
     for line in lines:
         if line.startswith(b"  {") and last in arrays:
             name, item = arrays[last]
-            if line.count(b",") + line.count(b"[") > MAX_VALUES:  # each could be an error of the parser
+            if line.count(b",") + line.count(b"[") > MAX_VALUES:  # each could become an error of the parser
                 raise ValueError(f"more values than a record of {name} has")
             record, comma, _ = line.rpartition(b",\n") if line.endswith(b",\n") else (line, b"", b"")
             records.setdefault(name, []).append(item.validate_json(record))
-            rest += b"0" + comma.rstrip(b"\n") + b"\n"  # in its place, so that commas and brackets are checked
+            rest += b"0" + comma.rstrip(b"\n") + b"\n"  # in the record's place, to check commas and brackets
         else:
             rest += line
             last = line
     fields: dict[str, Any] = json_values(rest.decode(), MAX_OTHER_VALUES)
-    if any(fields.get(name) != [0] * len(found) for name, found in records.items()):
+    if any(fields.get(name) != [0] * len(items) for name, items in records.items()):
         raise ValueError("records that have no line of their own")
-    return fields | {name: tuple(found) for name, found in records.items()}
+    return fields | {name: tuple(items) for name, items in records.items()}
 
 
 def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
-    """Yield the lines of a file, which may grow meanwhile, up to `max_bytes`."""
+    """Yield up to `max_bytes` of a file's lines; the file may grow meanwhile."""
     while line := file.readline(max(0, max_bytes)):
         max_bytes -= len(line)
         yield line

@@ -1,4 +1,4 @@
-"""SSH configurations, as `ssh -G` reads them: its files, includes, blocks, defaults and the order of its proxies."""
+"""Read SSH configurations by `ssh -G`, which resolves files, includes, blocks, defaults and the order of proxies."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from holmes_core.records.access import Access
 
 USER_FILE = "~/.ssh/config"
 TIMEOUT_S = 10.0  # `Match exec` runs commands
-MAX_MEMORY_BYTES = 512 << 20  # a file that is included may be endless
-_SHOWN = 200
+MAX_MEMORY_BYTES = 512 << 20  # an included file may be endless
+_SHOWN = 200  # characters of ssh's message
 
 
 @dataclass(frozen=True)
 class SshConfig:
-    """The settings that ssh has for one host, by keyword in lower case; a keyword may occur several times.
+    """The settings of ssh for one host, as pairs of keyword in lower case and value. A keyword may occur several times.
 
-    `is_known` is False if there is no `ssh` here.
+    `is_known` is False if this machine has no `ssh`.
     """
 
     lines: tuple[tuple[str, str], ...]
@@ -36,15 +36,15 @@ class SshConfig:
         return [value for name, value in self.lines if name == key]
 
     def one(self, key: str) -> str | None:
-        """Return the value of `key`; None if it has none, or the value `none`."""
+        """Return the first value of `key` other than `none`; None without one."""
         return next((value for value in self.all(key) if value.lower() != "none"), None)
 
 
 def read_ssh_config(host: str, name: str, access: Access) -> SshConfig:
-    """Return the settings that `ssh` would use for `host`, whose name on its command line is `name`.
+    """Return the settings that `ssh` would use for `host`, which its command line calls `name`.
 
     Raises:
-        HolmesError: ssh refuses the configuration, with its words; or a file is named and there is no `ssh`.
+        HolmesError: ssh refuses the configuration, and is quoted; or a file is named and there is no `ssh`.
         HostError: ssh does not answer in time.
     """
     file = str(Path(access.ssh_config).expanduser()) if access.ssh_config else None
@@ -63,7 +63,7 @@ def read_ssh_config(host: str, name: str, access: Access) -> SshConfig:
             _limit_memory(process.pid)
             stdout, stderr = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with the command that ssh waits for
+            os.killpg(process.pid, signal.SIGKILL)  # and with it the command that ssh waits for
             what = f"`ssh -G {name}` does not end within {TIMEOUT_S:g} s"
             hint = f"see what {file or USER_FILE} waits for, such as a command of `Match exec`; then try again"
             raise HostError(host, "unreachable", what, hint) from None
@@ -75,12 +75,12 @@ def read_ssh_config(host: str, name: str, access: Access) -> SshConfig:
 
 
 def _limit_memory(pid: int) -> None:
-    """Limit the memory of a process that was just started and may have ended. Only Linux can do this."""
+    """Limit the memory of a process that has just started, and may have ended. Only Linux can do this."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            most = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
-            resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
+            limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
+            resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
 
 
 def not_read(file: str, why: object) -> HolmesError:

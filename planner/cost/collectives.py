@@ -1,4 +1,4 @@
-"""Seconds of messages and collectives on links. Pure functions, each with its source.
+"""Compute the seconds of messages and collectives on links, in pure functions that name their sources.
 
 A `Path` is one group's share of the network between its members: bytes/s in one direction, and the seconds of one hop.
 Sizes are the bytes of the whole value on one member, before a reduce-scatter or after an all-gather.
@@ -18,18 +18,18 @@ from planner.cost.counts import Execution, key_value_bytes
 from planner.cost.trained import backward_share
 
 ETHERNET_MTU_BYTES = 1500
-# The share of a link that an exchange of more than two ranks gets, since several ranks send to one at the same time.
-# 0.8 to 0.95 on Gloo's sockets between network namespaces at 50 to 200 Mbit/s, 2026-11-22. NCCL's rings: one sender.
+# The share of a link that an exchange of more than two ranks gets on Gloo, where several ranks send to one at once.
+# Measured on sockets between network namespaces at 50 to 200 Mbit/s: 0.8 to 0.95, 2026-11-22. NCCL's rings get it all.
 INCAST_SHARE = 0.9
-ALL_TO_ALL_SHARE = 0.7  # of the rate between hosts, for an all-to-all by NCCL. GUESS
+ALL_TO_ALL_SHARE = 0.7  # the share of the rate between hosts that an all-to-all by NCCL gets. GUESS
 # The same share for DeepEP, which sends a token only once to each host. Its README lists 58 and 51 GB/s on NICs of
 # 50 GB/s in groups of 32 and 64, with 3.6 hosts per token, 2.7 and 3.15 of them remote.
 SENT_ONCE_SHARE = 0.88
-SMALLEST_MTU_BYTES = 68  # of IPv4
+SMALLEST_MTU_BYTES = 68  # the least that IPv4 allows
 TCP_HEADERS_BYTES = 20 + 20 + 12
 ETHERNET_FRAMING_BYTES = 14 + 4 + 8 + 12
 TUNNEL_HEADERS_BYTES = 20 + 8 + 32
-TUNNEL_MTU_BYTES = 80  # less than the MTU of its path
+TUNNEL_MTU_BYTES = 80  # a tunnel's MTU is this much smaller than its path's
 SMALLEST_TUNNELLED_MTU_BYTES = SMALLEST_MTU_BYTES + TUNNEL_MTU_BYTES
 
 
@@ -43,7 +43,7 @@ class Path:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of a forward and of a backward."""
+    """Seconds of a forward and a backward."""
 
     forward_s: float
     backward_s: float
@@ -58,7 +58,7 @@ class PassTimes:
         return PassTimes(max(self.forward_s, least.forward_s), max(self.backward_s, least.backward_s))
 
     def with_backwards(self, share: float) -> PassTimes:
-        """Return the mean times if only that share of the layers has a backward."""
+        """Return the mean times if only a `share` of the layers has a backward."""
         return PassTimes(self.forward_s, share * self.backward_s)
 
     def __add__(self, other: PassTimes) -> PassTimes:
@@ -66,7 +66,7 @@ class PassTimes:
 
 
 def tcp_payload_share(mtu: int | None) -> float:
-    """Return the part of an Ethernet link's rate that TCP's payload gets: (mtu - 52) / (mtu + 38); 0.941 at 1500 bytes.
+    """Return the share of an Ethernet link's rate that TCP's payload gets: (mtu - 52) / (mtu + 38); 0.941 at 1500.
 
     A frame of `mtu` bytes (1500 if unknown) holds an IPv4 header (20) and a TCP header with timestamps (32). Around it
     are the Ethernet header (14), check sequence (4), preamble (8) and gap (12). Sources: RFC 791, RFC 9293, RFC 7323;
@@ -90,8 +90,8 @@ def tunnel_payload_share(mtu: int | None) -> float:
 def shard_exchange_bytes(size_bytes: float, num_ranks: int) -> float:
     """Return the bytes each member sends, and receives, in one reduce-scatter or one all-gather: (n-1)/n size.
 
-    A ring moves as many as an all-to-all with a local sum. Source: Patarasuk and Yuan, Bandwidth optimal all-reduce
-    algorithms, 2009.
+    A ring moves as many bytes as an all-to-all with a local sum. Source: Patarasuk and Yuan, Bandwidth optimal
+    all-reduce algorithms, 2009.
 
     Raises:
         ValueError: `num_ranks` is less than 1.
@@ -108,7 +108,7 @@ def shard_exchange_s(size_bytes: float, num_ranks: int, path: Path) -> float:
 
 
 def times_as_long(sizes: Sequence[float]) -> dict[float, float]:
-    """Return, by size, the slowdown of each exchange when all begin at once on a shared link: 1 to their number.
+    """Return, by size, the slowdown of exchanges that all begin at once on a shared link: 1 to their number.
 
     Unfinished exchanges divide the link evenly, and smaller ones finish first. By the time an exchange of b bytes is
     done, every other one has sent min(its bytes, b). The slowdown is the sum of these divided by b.
@@ -117,7 +117,7 @@ def times_as_long(sizes: Sequence[float]) -> dict[float, float]:
 
 
 class Hops(NamedTuple):
-    """Numbers of latencies in a bucket's exchange: those that occupy its network, and those after its last byte."""
+    """The latencies in a bucket's exchange: `reduce` and `gather` occupy its network, `late` follow its last byte."""
 
     reduce: int
     gather: int
@@ -127,8 +127,8 @@ class Hops(NamedTuple):
 def exchange_hops(num_ranks: int, device: Device) -> Hops:
     """Return the hops of a reduce-scatter and an all-gather.
 
-    Each of NCCL's rings takes (n-1) hops before the next bucket's begins. Gloo's reduce-scatter is an all-to-all and
-    takes one hop, as does its all-gather between two ranks; many of them are under way at once.
+    NCCL's ring takes (n-1) hops before the next bucket's ring begins. Gloo's reduce-scatter is an all-to-all and
+    takes one hop, as does its all-gather between two ranks; many of these are under way at once.
     """
     if device == "cuda":
         return Hops(num_ranks - 1, num_ranks - 1, 0)
@@ -146,14 +146,14 @@ def all_reduce_s(size_bytes: float, num_ranks: int, path: Path) -> float:
 
 
 def tensor_parallel_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of hidden states that one tensor parallel all-reduce (or its two halves) sums: v b s h / cp."""
+    """Return the bytes of hidden states that a tensor parallel all-reduce (or its two halves) sums: v b s h / cp."""
     return execution.value_bytes * execution.tokens(model) * model.hidden_size
 
 
 def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> PassTimes:
     """Return the seconds of one layer's tensor parallel collectives per micro-batch over `path`; 0 for one shard.
 
-    If every expert is whole on one rank and none is shared, only attention's result is summed.
+    If every expert is whole on one rank and no expert is shared, only attention's result is summed.
     """
     is_alone = model.experts is not None and not model.shared_experts and not execution.splits_experts
     one_s = all_reduce_s(tensor_parallel_bytes(model, execution), execution.tp, path)
@@ -161,9 +161,9 @@ def tensor_parallel_s(model: ModelShape, execution: Execution, path: Path) -> Pa
 
 
 class Peers(NamedTuple):
-    """The ranks of a host, all of one stage while they exchange tokens, and each one's bytes/s to other hosts.
+    """A host's ranks, all of one stage while they exchange tokens, and each rank's bytes/s to other hosts.
 
-    `num_ports` is the number of NICs whose rate is divided among them; None: one per rank.
+    `num_ports` is the number of NICs whose rate the ranks share; None: one per rank.
     """
 
     num_slots: int
@@ -176,31 +176,31 @@ class Peers(NamedTuple):
 
 
 def routed_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of the copies of a rank's tokens for all of their experts, local ones too: v b s k h / (t cp).
+    """Return the bytes of a rank's token copies, one per chosen expert, local ones included: v b s k h / (t cp).
 
-    Tensor shards that split experts each send the copies of all tokens of their replica: t times as many.
+    Tensor shards that split experts each send copies of all of their replica's tokens: t times as many.
     """
     copies = model.experts_per_token or 0
     return tensor_parallel_bytes(model, execution) * copies // execution.row_shards
 
 
 def expert_holders(execution: Execution) -> int:
-    """Return the number of parts of the experts that tokens travel among: one for each set of shards of an expert."""
+    """Return the number of expert holders between which tokens travel; the shards of one expert are one holder."""
     return max(1, execution.ep // (execution.tp if execution.splits_experts else execution.etp))
 
 
 class RoutedParts(NamedTuple):
-    """Shares of a rank's copies for experts: those that leave the host, and those sent to other ranks of a host."""
+    """The shares of a rank's token copies that leave the host, and that are sent to other ranks of a host."""
 
     outside: float
     inside: float
 
 
 def routed_parts(model: ModelShape, execution: Execution, peers: Peers) -> RoutedParts:
-    """Return the shares of `routed_bytes` that travel, with experts chosen evenly.
+    """Return the shares of `routed_bytes` that travel if experts are chosen evenly.
 
-    If tokens are sent once, each goes to every host with any of its experts, and there to every rank with one or a
-    shard of one. Otherwise, one copy goes to each expert.
+    A token that is sent once goes to every host with any of its experts, and there to every rank with such an expert or
+    a shard of one. Otherwise, one copy goes to each expert.
     """
     ep, on_host = execution.ep, peers.on_host(execution.ep)
     if not execution.sends_once:
@@ -213,22 +213,22 @@ def routed_parts(model: ModelShape, execution: Execution, peers: Peers) -> Route
 
 
 def _chosen(model: ModelShape, parts: float) -> float:
-    """Return the chance that a token chooses any expert in one of `parts` equal parts."""
+    """Return the probability that a token chooses any expert in a given one of `parts` equal parts."""
     experts, chosen = model.experts or 1, model.experts_per_token or 1
     return 1 - comb(experts - round(experts / parts), chosen) / comb(experts, chosen)
 
 
 def routed_share(execution: Execution) -> float:
-    """Return the share of the rate between hosts at which tokens travel to experts."""
+    """Return the share of the rate between hosts that tokens get on their way to experts."""
     return SENT_ONCE_SHARE if execution.sends_once else ALL_TO_ALL_SHARE
 
 
 def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, peers: Peers | None) -> PassTimes:
     """Return the seconds in which one layer's tokens travel to their experts and back; 0 if all experts are here.
 
-    The load is balanced. Tokens travel both ways in a forward, and their gradients in a backward. Traffic inside hosts
-    and between them overlaps. Ranks that share an expert gather the rows of all of them, unless tokens are sent to each
-    rank, and reduce and scatter the results.
+    The load is assumed to be balanced. Tokens travel both ways in a forward, and their gradients in a backward. Traffic
+    inside hosts overlaps with traffic between them. Ranks that share an expert gather the rows of all of them, unless
+    tokens are sent to each rank, and reduce-scatter the results.
     """
     if max(expert_holders(execution), execution.etp) == 1 or model.experts is None or peers is None:
         return PassTimes(0.0, 0.0)
@@ -243,10 +243,10 @@ def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, pee
 def context_parallel_s(
     model: ModelShape, execution: Execution, inside: Path, peers: Peers | None, core_s: float
 ) -> PassTimes:
-    """Return the seconds in which a layer waits for keys and values of other parts of its sequences; 0 without cp.
+    """Return the seconds a layer waits for keys and values from other parts of its sequences; 0 without cp.
 
-    In a ring, each replica passes keys and values on during its attention, whose time (`core_s` for all of it) hides
-    the transfer. Gathering is not hidden. If the traffic leaves a host, all of the host's tensor shards send at once:
+    In a ring, each replica passes keys and values on during its attention, which takes `core_s` in all and hides the
+    transfer. Gathering is not hidden. If the traffic leaves a host, all of the host's tensor shards send at once:
     through one NIC each in a ring, through all NICs when gathering.
     """
     if execution.cp == 1 or peers is None:
@@ -262,10 +262,10 @@ def context_parallel_s(
 
 
 def backward_key_passes(execution: Execution) -> int:
-    """Return the number of times a backward moves keys and values, or as many bytes of gradients: 1 to 3.
+    """Return the number of times a backward moves keys and values, or gradients of that size: 1 to 3.
 
-    A ring moves both, and keys and values once more if the forward is repeated. Gathered ones are kept, unless the
-    gathering is repeated. Sources: Megatron-Core's guide to context parallelism; torch's flex attention saves inputs.
+    A ring moves both, and keys and values once more if the forward is repeated. Gathered ones are kept unless gathering
+    is repeated. Sources: Megatron-Core's guide to context parallelism; torch's flex attention, which saves inputs.
     """
     if execution.gathers_keys:
         return 1 if execution.recompute == "none" else 2
@@ -282,9 +282,9 @@ def context_outside_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def expert_exchange_part(execution: Execution, peers: Peers | None) -> float:
-    """Return the share of a routed expert's parameter in the exchange of gradients, over one that all replicas hold.
+    """Return a routed expert parameter's traffic in the gradient exchange, as a share of any other parameter's.
 
-    Experts have smaller groups, and each host has several such groups: one for each of its expert ranks.
+    Experts have smaller groups, and each host has several of these: one for each of its expert ranks.
     """
     if peers is None or execution.dp == 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""Bytes that the parts of one training step need. Pure counts, each with its source.
+"""Count the bytes that the parts of one training step need, with the source of each count.
 
 Letters are as in holmes_runtime/config/model_shape.py, which counts parameters and FLOPs; t is the tensor
 degree, v the bytes of a value. The counts hold for the bundled runtime: attention keeps no scores, and tensor
@@ -24,17 +24,17 @@ from planner.cost.engines import engine_of, expert_shards, sends_once
 from planner.cost.memory_margin import reserve_bytes, training_margin
 from planner.cost.trained import embedding_of, head_of, layers_of
 
-GRADIENT_BYTES = 4  # gradients are summed in fp32 whatever the precision
+GRADIENT_BYTES = 4  # gradients are summed in fp32 at any precision
 MOMENT_BYTES = 8  # AdamW's two moments, fp32
 MASTER_BYTES = 4  # fp32 weights next to 16-bit ones
-# Rows of the fullest rank's experts over the mean, padding included. GUESS, for routing that a loss balances.
+# Expert rows on the rank with the most of them, over the mean, with padding. GUESS, for routing balanced by a loss.
 ROUTED_SKEW = 1.1
 
 
 class Execution(NamedTuple):
-    """The execution of every tasklet. `reserve_bytes` and `memory_margin` stay free on a GPU (memory_margin.py).
+    """The settings of every tasklet. `reserve_bytes` and `memory_margin` stay free on a GPU (memory_margin.py).
 
-    Other engines than the bundled one may not shard sequences together with tensors. They may keep attention scores and
+    Engines other than the bundled one may not shard sequences together with tensors. They may keep attention scores and
     an fp32 copy of all logits, need `activation_factor` times the activations, sum gradients in `sum_bytes`, and
     compute `slowdown` times as long (engines.py). `dp`: ranks that share a parameter's update. `masked`: a mask shows
     attention where documents end. `fused_operators`: operators between matrix products run in fused kernels, not one by
@@ -52,9 +52,9 @@ class Execution(NamedTuple):
     recompute: Recompute
     reserve_bytes: int = 0
     memory_margin: float = 0.0
-    weight_shards: int = 1  # ranks that hold a layer's weights and gradients together, under ZeRO-3
+    weight_shards: int = 1  # ranks that share a layer's weights and gradients under ZeRO-3
     optimizer_offload: bool = False
-    outer_bytes: int = 0  # of host memory, for each parameter of a rank's 1/dp, in an island
+    outer_bytes: int = 0  # host memory per parameter of a rank's 1/dp, in an island
     sequence_parallel: bool = True
     fused_attention: bool = True
     masked: bool = False
@@ -96,7 +96,7 @@ class Execution(NamedTuple):
 
     @property
     def expert_dp(self) -> int:
-        """The number of ranks that hold and update the same experts together."""
+        """The number of ranks that hold the same experts and share their update."""
         return max(1, self.dp * self.tp // self.ep)
 
 
@@ -141,8 +141,8 @@ def make_execution(
 
 
 def outer_bytes(islands: IslandsSettings) -> int:
-    """Return the bytes of host memory in fp32 for each parameter of a rank's 1/dp. An island keeps its anchor and
-    momentum, a codec's error, changes since then if a fragment is late, and one fragment's change and mean
+    """Return the bytes of host memory, in fp32, per parameter of a rank's 1/dp. An island keeps its anchor and
+    momentum, a codec's error, the correction of a delayed outer step, and one fragment's change and mean
     (holmes_runtime.outer). A setting that is left to the planner counts as its most expensive choice.
     """
     kept = 2 + (islands.codec != "none") + (islands.delay_steps != 0)
@@ -150,7 +150,7 @@ def outer_bytes(islands: IslandsSettings) -> int:
 
 
 def edge_bytes(model: ModelShape, execution: Execution, codec: Codec = "none") -> int:
-    """Return a shard's bytes per micro-batch on a pipeline edge, forward or backward: v b s h / (t cp), or packed."""
+    """Return a shard's bytes per micro-batch and pass on a pipeline edge: v b s h / (t cp), or packed by `codec`."""
     return packed_bytes(codec, edge_values(model, execution), execution.value_bytes)
 
 
@@ -162,12 +162,12 @@ def edge_values(model: ModelShape, execution: Execution) -> int:
 def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
     """Return the bytes one shard keeps of one layer and micro-batch until its backward.
 
-    Values per token, counted as the storages that a forward of the runtime's model leaves behind, all sharded: the
+    These are values per token, counted as the storages that a forward of the runtime's model leaves, all sharded: the
     inputs of both norms, of q, k and v and of the MLP (4 h); attention's result (q); q, k and v (q + 2 k; a Llama's
     after rotation; with `qk_norm` also queries and keys before it, q + k); and the inside of the MLP (2 f; SwiGLU 4 f).
     Selective recomputation keeps the results of matrices and attention, but not the results of norms (2 h less) nor,
     if it `repeats_activation`, half of the MLP's inside. f is the width of all experts of a token. Rows that arrived
-    for experts are kept too (h each): shards that split experts keep all of them, and the gathered tokens (h).
+    for experts are kept too (h each); shards that split experts keep all of these rows, and the gathered tokens (h).
     Full recomputation keeps only the layer's input (h). A compiled SwiGLU keeps f less: five compiled Llamas matched
     this to the byte (H200, torch 2.11). Without sequence parallelism, the inputs of norms and matrices are whole on
     every shard. With a mask, k and v are kept once for every query head (2 q - 2 k more). A frozen matrix's input is
@@ -204,7 +204,7 @@ def layer_activation_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes rebuilt at a time: a layer without its input under full recomputation, else the MLP's inside."""
+    """Return the bytes rebuilt at once: a layer without its input under full recomputation, else the MLP's inside."""
     if keeps_selectively(execution):
         width = model.token_ffn_size * (2 if model.family == "llama" else 1)
         width = width if execution.repeats_activation else model.hidden_size
@@ -216,16 +216,16 @@ def recomputed_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def gathered_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of the sequences gathered at a time and of their gradient: 2 v b s h / cp; 0 without shards."""
+    """Return the bytes of gathered hidden states and their gradient: 2 v b s h / cp; 0 without sequence shards."""
     parts = 2 * (execution.tp > 1 and execution.sequence_parallel)
     return parts * execution.value_bytes * execution.tokens(model) * model.hidden_size
 
 
 def expert_gradient_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of one layer's expert gradients and rows that the bundled runtime holds at a time.
+    """Return the bytes of one layer's expert gradients and rows that the bundled runtime holds at once.
 
-    Experts' matrices are cut apart before the loop. All gradients stay until the last is done, and one of three is put
-    together: 4 / 3 v of the parameters (on CPU to 0.2 %). Rows sent between replicas exist twice more, unsorted.
+    Matrices are split by expert before the loop. All gradients stay until the last is done, and one of three is joined:
+    4 / 3 v of the parameters (on CPU to 0.2 %). Rows sent between replicas exist twice more, unsorted.
     """
     routed = (model.experts_per_token or 0) * model.hidden_size * (execution.ep > execution.tp)
     numbers = expert_parameters(model, execution.ep) * 4 // 3 + 2 * execution.tokens(model) * routed
@@ -233,12 +233,12 @@ def expert_gradient_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def key_value_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of one layer's keys and values of a shard's own tokens: 2 v k b s / (t cp)."""
+    """Return the bytes of keys and values per layer for a shard's own tokens: 2 v k b s / (t cp)."""
     return 2 * execution.value_bytes * model.kv_size * execution.tokens(model) // execution.tp
 
 
 def passing_key_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of other replicas' keys and values, and of their gradients, that a shard holds at a time.
+    """Return the bytes of other replicas' keys and values, with their gradients, that a shard holds at once.
 
     A ring holds one replica's while the next one's arrive; gathering holds all of them. 0 without shared sequences.
     """
@@ -247,9 +247,9 @@ def passing_key_bytes(model: ModelShape, execution: Execution) -> int:
 
 
 def keeps_selectively(execution: Execution) -> bool:
-    """Return True if cheap values are recomputed.
+    """Return True if only cheap values are recomputed.
 
-    They are not if a compiler meets collectives in a layer, or without a fused kernel, where the core is repeated.
+    They are not if a compiler meets collectives in a layer. Without a fused kernel, attention's core is repeated.
     """
     is_cheap = execution.tp * execution.cp == 1 or not execution.fused_operators
     return execution.recompute == "selective" and execution.fused_attention and is_cheap
@@ -258,9 +258,9 @@ def keeps_selectively(execution: Execution) -> bool:
 def state_bytes(parameters: int, execution: Execution, frozen: int = 0) -> int:
     """Return the bytes of weights (v), gradient sums (4), and this rank's 1/dp of masters (4 with 16-bit weights),
     moments (8) and, with several replicas, reduced gradients (4 as they arrive, 4 as they are kept). Another engine
-    may not have the latter.
+    may not keep reduced gradients.
 
-    Under ZeRO-3, weights and gradient sums are divided into `weight_shards` parts. If those are all replicas, the sums
+    Under ZeRO-3, weights and gradient sums are divided into `weight_shards` parts. If all replicas share them, the sums
     are the reduced gradients. Another engine may also keep `whole_bytes` of each parameter. Masters and moments may be
     in host memory instead. `frozen` parameters have weights only. Source: Rajbhandari et al., ZeRO, 2020, stages 1 and
     3; holmes_runtime.parallel.zero1 and zero3.
@@ -285,7 +285,7 @@ def _frozen_bytes(parameters: int, execution: Execution) -> int:
 
 
 def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, is_last: bool) -> int:
-    """Return the bytes of a rank's two largest layers, weights (v) and gradients (4): ZeRO-3 has two whole at a time.
+    """Return the bytes of a rank's two largest layers, weights (v) and gradients (4): ZeRO-3 has two whole at once.
 
     The embedding (`is_first`) and the head (`is_last`) are layers of their own.
     """
@@ -300,15 +300,15 @@ def whole_layers_bytes(model: ModelShape, execution: Execution, is_first: bool, 
 
 
 def tied_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes each of two ranks with copies of a tied table sends per step: the gradients of its piece."""
+    """Return the bytes per step that each of two ranks with a copy of a tied table sends: its piece's gradients."""
     is_trained = execution.trainable is None
     return GRADIENT_BYTES * table_parameters(model, execution.tp) // execution.dp * is_trained
 
 
 def logit_bytes(model: ModelShape, execution: Execution) -> int:
-    """Return the bytes of the last stage's logits on one shard (v) and of the two fp32 chunks of them in the loss.
+    """Return the bytes of a shard's logits on the last stage (v) and of their two fp32 chunks in the loss.
 
-    Their gradient takes their place, except in a user's own model. Without a chunked loss, its gradient is fp32 too.
+    Their gradient takes their place, except in a user's own model. Without a chunked loss, the gradient is fp32 too.
     """
     logits = execution.tokens(model) * model.vocab_size // execution.tp
     if not execution.chunked_loss:

@@ -1,4 +1,4 @@
-"""Layout: a placement written out to ranks and process groups, with its run mode."""
+"""Write a placement out to a layout of ranks and process groups."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from planner.problem.problem import Problem
 from planner.schedule.run_mode import RunMode
 
 EdgeCodecs = Mapping[tuple[Axis, int], Codec]
-"""The codecs of messages between hosts, by axis (pp_forward or pp_backward) and earlier pipeline rank."""
+"""The codecs of messages between hosts, by axis (pp_forward or pp_backward) and the edge's earlier pipeline rank."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A placement written out to ranks and their groups, with its run mode; `microbatches` are by replica."""
+    """A placement written out to ranks and their groups, with its run mode; `microbatches` are per replica."""
 
     candidate: Candidate
     mode: RunMode
@@ -36,7 +36,7 @@ class Layout:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Layers by stage."""
+        """The number of layers per stage."""
         return self.mode.layers
 
     @property
@@ -46,21 +46,21 @@ class Layout:
 
     @cached_property
     def first_shards(self) -> Mapping[tuple[int, int], PlanRank]:
-        """The first shard of each (pipeline rank, replica)."""
+        """The first tensor shard by (pipeline rank, replica)."""
         return {(rank.pp_rank, rank.dp_rank): rank for rank in self.ranks if rank.tp_rank == 0}
 
     @cached_property
     def groups_of_first_shards(self) -> tuple[PlanGroup, ...]:
-        """Groups of replicas and edges of tensor shard 0. They stand for all tensor shards, which share a host."""
+        """The replica groups and edges of tensor shard 0. They stand for all tensor shards, which share a host."""
         return tuple(g for g in self.groups if g.axis != "tp" and self.ranks[g.ranks[0]].tp_rank == 0)
 
     def codec_of(self, group: PlanGroup) -> Codec:
-        """Return the codec of the group's messages: "none" inside a host and on axes other than edges."""
+        """Return the codec of the group's messages: "none" inside a host, and for groups that are not edges."""
         first, second = self.ranks[group.ranks[0]], self.ranks[group.ranks[-1]]
         return "none" if first.host == second.host else self.codecs.get((group.axis, first.pp_rank), "none")
 
     def with_codecs(self, codecs: EdgeCodecs) -> Layout:
-        """Return the same layout with these codecs on its edges, and in its groups."""
+        """Return the layout with these codecs on its edges and in their groups."""
         changed = replace(self, codecs=codecs)
         groups = (
             group if (codec := changed.codec_of(group)) == group.codec else group.model_copy(update={"codec": codec})
@@ -69,11 +69,11 @@ class Layout:
         return replace(changed, groups=tuple(groups))
 
     def stages_of(self, pp_rank: int) -> range:
-        """Return the stages a pipeline rank holds."""
+        """Return the stages that a pipeline rank holds."""
         return range(pp_rank, len(self.layers), self.candidate.pp)
 
     def exchanged_parameters(self, job: Job, pp_rank: int, ranks_on_host: int) -> int:
-        """Return the parameters of one shard of a pipeline rank, each weighted by its part in an exchange."""
+        """Return a shard's parameters on a pipeline rank, each weighted by its traffic in the gradient exchange."""
         part = expert_exchange_part(self.candidate.execution(job), Peers(ranks_on_host, None))
         return self.candidate.weighed_parameters(job, self.layers, pp_rank, part)
 
@@ -86,7 +86,7 @@ def lay_out(
     microbatches: tuple[int, ...],
     data_parallel: DataParallel = "flat",
 ) -> Layout:
-    """Return the layout of `ranks`, with the groups they need on the problem's networks and without codecs."""
+    """Return the layout of `ranks` without codecs, with the groups they need on the problem's networks."""
     job = problem.job
     parameters = [candidate.rank_parameters(job, mode.layers, rank) for rank in range(candidate.pp)]
     shape = mode.chunks, data_parallel, job.model.tied_embeddings, sequence_groups(job), expert_ranks(job)
@@ -97,7 +97,7 @@ def lay_out(
 def may_be_hierarchical(ranks: Sequence[PlanRank]) -> bool:
     """Return True if replicas can sum gradients inside clusters first.
 
-    Each cluster with replicas of a stage must hold equally many, and some cluster several.
+    All clusters with replicas of a stage must hold equally many of them, and some cluster several.
     """
     clusters: dict[int, list[str]] = {}
     for rank in ranks:
@@ -107,7 +107,7 @@ def may_be_hierarchical(ranks: Sequence[PlanRank]) -> bool:
 
 
 def stages_of(pp: int, layers: Sequence[int], ranks: Sequence[PlanRank]) -> tuple[PlanStage, ...]:
-    """Return the layers of each stage, and its clusters in the order of its replicas."""
+    """Return the stages, each with its layers and with its clusters in the order of its replicas."""
     clusters: list[dict[str, None]] = [{} for _ in range(pp)]
     for rank in sorted(ranks, key=lambda rank: rank.dp_rank):
         clusters[rank.pp_rank][rank.cluster] = None

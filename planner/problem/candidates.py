@@ -1,4 +1,4 @@
-"""The degrees to consider: every (tp, pp, dp, micro-batch, recomputation) that has slots and divides the batch."""
+"""Enumerate the candidates: every choice of degrees, micro-batch size and recomputation that slots and batch allow."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NEED_A_PIPELINE = ("interleaved", "zero-bubble")  # schedules that need pp of 2 
 
 
 class Candidate(NamedTuple):
-    """Tensor, pipeline and data parallel degrees, the samples of one micro-batch, and the recomputation.
+    """Tensor, pipeline and data parallel degrees, the samples per micro-batch, and the recomputation.
 
     `dp` counts all ranks with the same weights as replicas, including those that share a sequence (context_groups.py).
     `fill` is the schedule whose bubble and memory the closed form assumes. `weight_shards` is the number of replicas
-    that shard a stage's weights: under ZeRO-3 all of them or all of one cluster, otherwise 1. With `optimizer_offload`
-    (ZeRO-1 only), masters and moments are in host memory. Each of the optimizer's `instances` (ZeRO-1 only) has all
-    states and keeps its replicas in a cluster of their own.
+    that shard a stage's weights: under ZeRO-3 all, or all in one cluster; otherwise 1. With `optimizer_offload` (ZeRO-1
+    only), masters and moments are in host memory. Each of the optimizer's `instances` (ZeRO-1 only) holds all states,
+    and its replicas are in a cluster of their own.
     """
 
     tp: int
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """The number of clusters that each hold equally many replicas and all weights or states; 1: anywhere."""
+        """The number of clusters that each hold equally many replicas and all weights or states; 1: any clusters."""
         return self.dp // self.weight_shards if self.weight_shards > 1 else self.instances
 
     @property
@@ -67,21 +67,21 @@ class Candidate(NamedTuple):
         return batch_parts % (self.dp * self.micro_batch_size) == 0
 
     def execution(self, job: Job) -> Execution:
-        """Return the execution of every tasklet of `job`."""
+        """Return the settings with which every tasklet of `job` runs."""
         degrees = self.tp, self.pp, self.dp, self.micro_batch_size
         states = self.weight_shards, self.optimizer_offload, self.instances
         return make_execution(job, *degrees, self.recompute, *states)
 
     def rank_parameters(self, job: Job, layers: Sequence[int], pp_rank: int) -> int:
-        """Return the trained parameters of one tensor shard of a pipeline rank; `layers` are by stage."""
+        """Return the number of trained parameters per tensor shard on a pipeline rank; `layers` are by stage."""
         held, ends = sum(layers[pp_rank :: self.pp]), (pp_rank == 0, pp_rank == self.pp - 1)
         dense = sum(dense_layers(job.model, layers)[pp_rank :: self.pp])
         return stage_of(job.model, job.trainable, held, ends, self.tp, expert_shards(job, self.tp), dense).trained
 
     def weighed_parameters(self, job: Job, layers: Sequence[int], pp_rank: int, expert_part: float) -> int:
-        """Return those parameters, counting each parameter of a routed expert as `expert_part` of one."""
+        """Return `rank_parameters` with each parameter of a routed expert counted as only `expert_part` of one."""
         size = self.rank_parameters(job, layers, pp_rank)
-        if job.model.experts is None or job.trainable is not None:  # adapters, on attention alone
+        if job.model.experts is None or job.trainable is not None:  # adapters are on attention alone
             return size
         held = sum(layers[pp_rank :: self.pp]) - sum(dense_layers(job.model, layers)[pp_rank :: self.pp])
         return size - round(held * expert_parameters(job.model, expert_shards(job, self.tp)) * (1 - expert_part))
@@ -219,8 +219,8 @@ def has_fixed_cut(job: Job) -> bool:
 def check_tensor_degree(tp: int, fleet: Fleet) -> None:
     """Raise HolmesError (wrong usage) if no host suits tensor groups of `tp`, which never leave a host.
 
-    A power of two may leave slots unused, since hosts may have lost GPUs. Any other degree must divide the slots of at
-    least one host.
+    A power of two may leave slots unused, since hosts may have lost GPUs. Any other degree must divide at least one
+    host's slots.
     """
     slots = sorted({each.hardware.num_slots for each in fleet.classes})
     power_of_two = tp & (tp - 1) == 0
@@ -238,7 +238,7 @@ def enumerate_candidates(job: Job, fleet: Fleet) -> tuple[Candidate, ...]:
     `more_recompute` and `with_other_fills` return the others.
 
     Raises:
-        HolmesError: The fixed degrees need more slots than there are, or a tensor group is larger than any host.
+        HolmesError: The fixed degrees need more slots than the fleet has, or a tensor group is larger than any host.
     """
     slots = {each.hardware.num_slots for each in fleet.classes}
     check_groups_fit(job, slots)
@@ -266,12 +266,12 @@ def class_rooms(fleet: Fleet, tp: int) -> list[ClassRoom]:
 
 
 def with_other_fills(job: Job, candidate: Candidate) -> tuple[Candidate, ...]:
-    """Return the candidate with each schedule that changes its fill, itself first."""
+    """Return the candidate itself, then a copy for each other fill that a schedule may give it."""
     return (candidate, *(candidate._replace(fill=fill) for fill in _fills_of(job, candidate)[1:]))
 
 
 def more_recompute(job: Job, candidate: Candidate) -> Candidate | None:
-    """Return the candidate with the next level of recomputation: slower, with less memory; None if there is none."""
+    """Return the candidate with more recomputation, which is slower and needs less memory; None if not allowed."""
     if job.parallel.recompute is not None:
         return None
     for recompute in RECOMPUTE[RECOMPUTE.index(candidate.recompute) + 1 :]:
@@ -321,7 +321,7 @@ def _takes_instances(job: Job) -> bool:
 
 
 def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Return the candidates with optimizer states in host memory: slower, with more room. None if job.yaml decides."""
+    """Return the candidates with optimizer states in host memory: slower, but with more room. Empty if fixed."""
     if job.parallel.optimizer_offload is not None or job.zero == 3 or not engine_of(job).host_states:
         return ()
     return tuple(candidate._replace(optimizer_offload=True) for candidate in candidates)
@@ -330,8 +330,8 @@ def with_host_states(job: Job, candidates: Iterable[Candidate]) -> tuple[Candida
 def tensor_degrees(job: Job, fleet: Fleet) -> tuple[int, ...]:
     """Return the fixed degree, or all that fit into a host and divide the model.
 
-    Only 1 on CPUs, where the speed of an all-reduce inside a host is not known. Also only 1 if layers cannot be
-    sharded or the engine needs more than a degree for it.
+    On CPUs the only degree is 1, since the speed of an all-reduce inside a host is not known. So it is if layers cannot
+    be sharded, or if the engine needs more settings than a degree for that.
     """
     largest = max(each.hardware.num_slots for each in fleet.classes)
     fixed = job.parallel.tp
@@ -356,7 +356,7 @@ def _pipeline_degrees(job: Job, num_group_slots: int) -> list[int]:
     if fixed is None and job.parallel.layers:
         fixed = len(job.parallel.layers) // chunks
     least = 2 if chunks > 1 or schedule in NEED_A_PIPELINE else 1
-    layers = 2 if schedule == "interleaved" and job.parallel.chunks is None else chunks  # of a rank, at least
+    layers = 2 if schedule == "interleaved" and job.parallel.chunks is None else chunks  # per rank, at least
     engine = engine_of(job)
     is_free = "pp" in engine.free_degrees and not (job.trainable is not None and job.trainable.frozen_layers)
     free = min(job.model.num_layers // layers, num_group_slots) if is_free else 1
@@ -365,7 +365,7 @@ def _pipeline_degrees(job: Job, num_group_slots: int) -> list[int]:
 
 
 def _no_candidate(job: Job, fleet: Fleet) -> HolmesError:
-    """Return the error for no degrees: too few slots for the fixed ones, or a schedule that needs others."""
+    """Return the error if no degrees fit: too few slots for the fixed ones, or a schedule that needs others."""
     fixed, tp = job.parallel, job.parallel.tp or 1
     pp = fixed.pp or len(fixed.layers or (0,)) // (fixed.chunks or 1)
     needed, num_group_slots = tp * pp * (job.fixed_dp or job.cp), fleet.num_group_slots(tp)

@@ -1,4 +1,4 @@
-"""The fleet: the training slots of all reachable hosts that no finding refuses, and the classes of equal hosts."""
+"""Read the fleet: the slots of all reachable hosts that no finding refuses, with equal hosts in classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Hardware:
     """The hardware that a placement's cost depends on. Hosts of one cluster with equal hardware are interchangeable.
 
     `slot` is the slowest slot, `memory_bytes` the smallest device memory. `host_memory_bytes` is one slot's share of
-    host memory; equal hosts report slightly different values, and the least counts.
+    host memory. Equal hosts report slightly different values; the smallest counts.
     """
 
     cluster: str
@@ -34,7 +34,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class FleetHost:
-    """A host with a slot for each entry of `gpus`: the GPU's index, or None on CPU."""
+    """A host with one slot per entry of `gpus`, which is the GPU's index, or None on CPU."""
 
     name: str
     gpus: tuple[int | None, ...]
@@ -123,7 +123,7 @@ def _with_least_host_memory(alike: Sequence[FleetHost]) -> Hardware:
 
 
 def slots_of(host: Host, job: Job) -> tuple[int | None, ...]:
-    """Return the slots of `host`: each GPU's index, or None for each CPU slot. With `gpus: []` it has none."""
+    """Return the slots of `host`: each GPU's index, or None per CPU slot. A host with `gpus: []` has no slots."""
     if host.gpus_stated == ():
         return ()
     if job.device == "cpu":
@@ -135,7 +135,7 @@ def _hardware(host: Host, cluster: str, num_slots: int, job: Job, networks: Netw
     memory = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes is not None] if job.device == "cuda" else []
     rates, host_bytes = networks.rates(host.name), usable_host_bytes(host)
     if job.model.experts is not None or job.cp > 1:
-        alone = networks.nvlink_bytes_per_s(host.name) is not None  # each GPU has links of its own
+        alone = networks.nvlink_bytes_per_s(host.name) is not None  # each GPU then has its own links
         rate = rates.fabric_bytes_per_s
         share = rate if alone or rate is None else rate / num_slots
         slot = replace(slot, peers=Peers(num_slots, share, num_slots if alone else networks.num_ports(host.name)))

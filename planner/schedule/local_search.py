@@ -1,9 +1,9 @@
-"""Local search around the best contenders, until no neighbour is better.
+"""Improve the best contenders by local search until no neighbour is better.
 
 The closed form, which finds placements, counts neither the depth in flight nor the waits of particular schedules. So
-the search simulates neighbours of the best under every schedule: one micro-batch more or less in flight, a layer moved
-to another stage, a stage to another position, or the stages of one class of hosts to another class with room. Finally
-it also starts from all orders of the best one's clusters. Neighbours with a lower bound above the best are skipped.
+the search simulates the best one's neighbours under every schedule. They have one micro-batch more or less in flight, a
+layer, stage or run of stages moved, or all stages of one class of hosts moved to another class with room. At the end it
+also starts from all orders of the best one's clusters. It skips neighbours with a lower bound above the best.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from planner.search.placement import Placement, PricedPlacement, even_shares
 from planner.time_left import TimeLeft
 from planner.tolerances import RELATIVE_TOLERANCE
 
-STARTS = 16  # contenders to begin with in addition to the best, among those near it:
-NEAR = 0.1  # of a step
-MAX_STAGES = 6  # longer pipelines change only the order of all stages, or the depth, not single stages
-MAX_CLASSES = 4  # of hosts, for moves from one to another
+STARTS = 16  # contenders to start from in addition to the best, if they are near it
+NEAR = 0.1  # largest excess over the best, as a share of its step
+MAX_STAGES = 6  # of longer pipelines, only the depth and the order of all stages change, not single stages
+MAX_CLASSES = 4  # classes of hosts, for moves of stages from one to another
 MAX_RUNS = 4  # runs of stages on the same hosts; up to this number, all their orders are tried
-MAX_WORK = 400_000  # forwards and backwards simulated, of depths and then of changes: half a second each
-MORE_WORK = 2_000_000  # from all starts with the degrees of the best
+MAX_WORK = 400_000  # simulated forwards and backwards, once for depths and once for changes: half a second each
+MORE_WORK = 2_000_000  # the same, for all starts with the degrees of the best
 EVENLY = (1, 2, 4, 8)  # additional micro-batches in flight on all edges, tried everywhere: deeper is not always faster
-LOOK, SIMULATION = 10, 500  # in the same unit: a bound, per square of the stages, and the shortest simulation
+BOUND_WORK, SIMULATION_WORK = 10, 500  # of a bound, per square of the number of stages; of the shortest simulation
 
 
 def rank_improved(
@@ -43,32 +43,32 @@ def rank_improved(
     found: Sequence[PricedPlacement],
     candidates: Sequence[Candidate] = (),
     left: TimeLeft | None = None,
-    most_starts: int = STARTS,
+    max_starts: int = STARTS,
     within_s: float = inf,
 ) -> list[Contender]:
     """Return contenders as `rank_contenders` does, each improved by local search until no neighbour is better.
 
-    The search starts from `found` and from placements of `candidates` that may be faster. All are first made deeper or
-    shallower; then the best are changed within a limit of work. Finally, the best and all that come near it are
-    run in the least memory that is worth it.
+    The search starts from `found` and from placements of `candidates` that may be faster. It first makes all of them
+    deeper or shallower, and then changes the best within a limit of work. Finally, it runs the best and those near it
+    in the least memory that is worth it.
 
-    The search starts from the best and at most `most_starts` others; fewer starts mean less work in all. It spends more
-    work on all starts with the degrees of the best. It skips everything that no time is `left` for. No start takes
-    longer than `within_s`; there may be none.
+    The search starts from the best and at most `max_starts` others; fewer starts also lower the limits of work. It
+    spends more work on all starts with the degrees of the best. It skips everything for which no time is `left`. No
+    start takes longer than `within_s`, so there may be none.
     """
     left = left or TimeLeft(inf)
-    depths, climb = (_Climb(problem, MAX_WORK * most_starts // STARTS, left) for _ in range(2))
-    starts = rank_contenders(problem, climb.with_other_cuts(found), most_starts, NEAR, left, candidates, within_s)
+    depths, climb = (_Climb(problem, MAX_WORK * max_starts // STARTS, left) for _ in range(2))
+    starts = rank_contenders(problem, climb.with_other_cuts(found), max_starts, NEAR, left, candidates, within_s)
     if not starts:
         return []
     deeper = _fastest_first([depths.up_from(each, changed=False) for each in starts])
     climbed, seen = list[Contender](), set[tuple[int, ...]]()
-    for each in deeper:  # among equal degrees and micro-batch sizes, only the best
+    for each in deeper:  # of equal degrees and micro-batch size, only the best is changed
         kind = (*_degrees(each), each.found.placement.candidate.micro_batch_size)
         climbed.append(each if kind in seen else climb.up_from(each, changed=True))
         seen.add(kind)
     ranked = best_of_each_crossing(climbed)
-    last = _Climb(problem, MORE_WORK * most_starts // STARTS, left)
+    last = _Climb(problem, MORE_WORK * max_starts // STARTS, left)
     alike = [ranked[0], *(each for each in deeper if _degrees(each) == _degrees(ranked[0]))]
     ranked = best_of_each_crossing([*(last.up_from(each, changed=True) for each in alike), *ranked])
     others = [last.up_from(each, changed=True) for each in last.in_other_orders(ranked[0])]
@@ -92,7 +92,7 @@ def _fastest_first(contenders: Sequence[Contender]) -> list[Contender]:
 
 @dataclass(frozen=True)
 class _RunChoice:
-    """A placement with a mode to run it in, and a lower bound on its seconds."""
+    """A placement with a mode to run it in; `mode.step_s` is a lower bound."""
 
     placement: Placement
     simulator: PlacementSimulator
@@ -100,22 +100,22 @@ class _RunChoice:
 
 
 class _Climb:
-    """Steps from one contender to a better one, within a limit of work."""
+    """A climb from one contender to better ones, within a limit of work."""
 
     def __init__(self, problem: Problem, work: int, left: TimeLeft) -> None:
         self._problem, self._work, self._left = problem, work, left
 
     def up_from(self, contender: Contender, changed: bool) -> Contender:
-        """Return the best contender that steps to better ones reach; `changed`: not only in its depth."""
+        """Return the best contender that the climb reaches; only its depth may change unless `changed`."""
         best, tried = contender, set[tuple[Placement, RunMode]]()
         while (better := self._step(best, changed, tried)) is not None:
             best = better
         return best
 
     def with_other_cuts(self, found: Sequence[PricedPlacement]) -> list[PricedPlacement]:
-        """Return `found`, and also long pipelines with their fullest stages first, which are often far better.
+        """Return `found`, and its long pipelines again with their fullest stages first, which are often far better.
 
-        If first layers have no experts, add an even cut: the search assumes that the first stage holds all of these
+        If first layers have no experts, even cuts are added: the search assumes that the first stage holds all of these
         layers, so another stage may have fewer layers than chunks.
         """
         if has_fixed_cut(self._problem.job):
@@ -127,9 +127,9 @@ class _Climb:
         return [*found, *(each for each in others if self._may_run(each.placement))]
 
     def in_other_orders(self, best: Contender) -> list[Contender]:
-        """Return the fastest contenders with the runs of stages of `best` in other orders, each on its own hosts.
+        """Return the fastest contenders with the runs of `best` in other orders, each run on its own hosts.
 
-        In the closed form, orders are alike if their wires are. One step of a climb moves at most two runs.
+        The closed form does not distinguish orders with equal wires, and one step of a climb moves at most two runs.
         """
         if has_fixed_cut(self._problem.job):
             return []
@@ -143,21 +143,21 @@ class _Climb:
         """Return the best neighbour; None if none is better, or the work is used up."""
         better: Contender | None = None
         within_s = best.mode.step_s
-        for way in sorted(self._near(best, changed, tried), key=lambda way: way.mode.step_s):
-            pp, simulated = way.placement.candidate.pp, min(MAX_SIMULATED, *way.placement.microbatches)
-            work = 4 * pp * simulated + SIMULATION
-            if work > self._work or self._left.is_over or way.mode.step_s >= within_s * (1 - RELATIVE_TOLERANCE):
+        for choice in sorted(self._nearby(best, changed, tried), key=lambda choice: choice.mode.step_s):
+            pp, simulated = choice.placement.candidate.pp, min(MAX_SIMULATED, *choice.placement.microbatches)
+            work = 4 * pp * simulated + SIMULATION_WORK
+            if work > self._work or self._left.is_over or choice.mode.step_s >= within_s * (1 - RELATIVE_TOLERANCE):
                 break
             self._work -= work
-            self._problem.simulated.add(plain(way.placement))
-            mode = way.simulator.timed(way.mode, within_s)
+            self._problem.simulated.add(plain(choice.placement))
+            mode = choice.simulator.timed(choice.mode, within_s)
             if mode.step_s < within_s * (1 - RELATIVE_TOLERANCE):
-                found = replace(best.found, placement=way.placement)
-                better = Contender(found, mode, way.placement.crossing(self._problem.fleet))
+                found = replace(best.found, placement=choice.placement)
+                better = Contender(found, mode, choice.placement.crossing(self._problem.fleet))
                 within_s = mode.step_s
         return better
 
-    def _near(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Iterator[_RunChoice]:
+    def _nearby(self, best: Contender, changed: bool, tried: set[tuple[Placement, RunMode]]) -> Iterator[_RunChoice]:
         """Yield the neighbours that memory and job.yaml allow, each once."""
         placement = best.found.placement
         for each in self._placements(placement) if changed else (placement,):
@@ -170,15 +170,15 @@ class _Climb:
             for mode in (*modes, *_deeper_or_shallower(self._problem, best.mode, each)):
                 if self._work > 0 and (each, mode) not in tried and simulator.fits(mode):
                     tried.add((each, mode))
-                    self._work -= LOOK * placement.candidate.pp**2
+                    self._work -= BOUND_WORK * placement.candidate.pp**2
                     yield _RunChoice(each, simulator, simulator.bounded(mode))
 
     def _placements(self, placement: Placement) -> Iterator[Placement]:
-        """Yield placements with a layer moved to another stage, a stage to another position, or a class.
+        """Yield placements with a layer moved to another stage, or stages moved to another position or class.
 
-        A stage moves with or without its layers. Two stages may also change both at once, since another order may be
-        better only with another cut. Runs of stages on the same hosts are swapped too. Very many stages are only
-        reordered as a whole.
+        A stage moves with or without its layers. Of two stages, order and cut may also change at once, since another
+        order may be better only with another cut. Runs of stages on the same hosts are swapped too. A long pipeline is
+        only reordered as a whole.
         """
         if has_fixed_cut(self._problem.job):
             return
@@ -187,14 +187,14 @@ class _Climb:
         yield from filter(self._may_run, found)
 
     def _may_run(self, placement: Placement) -> bool:
-        """Return True if memory holds its stages, and clusters hold the replicas that belong together."""
+        """Return True if its stages fit into memory, and its clusters keep the replicas that belong together."""
         coeffs = self._problem.coefficients(placement.candidate)
         rooms = zip(placement.layers, placement.sites, coeffs.capacity, strict=True)
         fits = min(placement.layers) > 0 and all(held <= room[c] for held, row, room in rooms for c in set(row))
         return fits and self._keeps_shards(placement) and keeps_groups(self._problem, placement)
 
     def _keeps_shards(self, placement: Placement) -> bool:
-        """Return True if each cluster of a stage has the number of replicas that share weights or an instance."""
+        """Return True if each of a stage's clusters has the number of replicas that share weights or an instance."""
         candidate, classes = placement.candidate, self._problem.fleet.classes
         if candidate.weight_shards == candidate.copies == 1:
             return True
@@ -217,7 +217,7 @@ class _Climb:
         return dict.fromkeys([*found, *_with_runs_swapped(placement), *self._on_another_class(placement)])
 
     def _on_another_class(self, placement: Placement) -> Iterator[Placement]:
-        """Yield placements with all stages of a class of hosts on another class that has room."""
+        """Yield placements with all stages of one class of hosts moved to another class with room."""
         slots = self._problem.coefficients(placement.candidate).group_slots
         held = Counter(c for row in placement.sites for c in row)
         if len(slots) > MAX_CLASSES:
@@ -233,7 +233,7 @@ class _Climb:
 
 
 def _runs_reordered(placement: Placement) -> Iterator[Placement]:
-    """Yield the placement with its runs of stages on the same hosts in every order, if there are 3 to `MAX_RUNS`."""
+    """Yield the placement with its runs of stages in every order, if there are 3 to `MAX_RUNS` runs."""
     runs = _runs(placement)
     if 2 < len(runs) <= MAX_RUNS:
         for order in permutations(runs):
@@ -241,12 +241,12 @@ def _runs_reordered(placement: Placement) -> Iterator[Placement]:
 
 
 def _runs(placement: Placement) -> list[list[int]]:
-    """Return the stages of each run of stages on the same hosts."""
+    """Return the stages of each run: neighbouring stages on the same hosts."""
     return [list(run) for _, run in groupby(range(placement.candidate.pp), key=lambda s: placement.sites[s])]
 
 
 def _with_runs_swapped(placement: Placement) -> Iterator[Placement]:
-    """Yield placements with two runs of stages on the same hosts swapped, together with their layers."""
+    """Yield placements with two runs of stages swapped, together with their layers."""
     runs = _runs(placement)
     for one, other in combinations(range(len(runs)), 2):
         swapped = [*runs[:one], runs[other], *runs[one + 1 : other], runs[one], *runs[other + 1 :]]
@@ -264,7 +264,7 @@ def _even(placement: Placement) -> Placement:
 
 
 def _in_order(placement: Placement, order: Sequence[int]) -> Placement:
-    """Return the placement with its stages, their hosts and layers, in that order."""
+    """Return the placement with its stages in that order, together with their hosts and layers."""
     layers, sites = tuple(placement.layers[s] for s in order), tuple(placement.sites[s] for s in order)
     return replace(placement, layers=layers, sites=sites)
 

@@ -1,4 +1,4 @@
-"""The best placements of the search, run as fast as their memory allows, fastest first, and why the others lost."""
+"""Rank the search's best placements, run as fast as memory allows, and say why the runners-up lost."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def rank_contenders(
     others: Iterable[Candidate] = (),
     within_s: float = inf,
 ) -> list[Contender]:
-    """Return the fastest contender and its runners-up, by seconds simulated by classes.
+    """Return the fastest contender and its runners-up, by their seconds as simulated on classes of hosts.
 
-    Candidates of `others` that may be faster are placed and take part; see other_shapes.py. Placements that take longer
+    Candidates in `others` that may be faster are placed and take part; see other_shapes.py. Placements that take longer
     than `within_s` are left out, so the result may be empty.
 
-    There are `next_best` runners-up; those beyond `NEXT_BEST` must be within `near` of the fastest, as a part of its
-    step. The best of every other crossing follows. When no time is `left`, only placements simulated so far are ranked.
+    There are `next_best` runners-up; those beyond `NEXT_BEST` may exceed the fastest step by at most the share `near`.
+    The best of every other crossing follows. When no time is `left`, only placements simulated so far are ranked.
 
     Raises:
         HolmesError: job.yaml fixes a schedule that none of them can run.
@@ -79,9 +79,9 @@ def rank_contenders(
 
 
 def best_of_each_crossing(contenders: Sequence[Contender], next_best: int = NEXT_BEST) -> list[Contender]:
-    """Return the fastest, the `next_best`, and then the best of every other crossing. Equal runs appear once."""
+    """Return the fastest, the `next_best`, and then the best of every other crossing. Equal runs occur once."""
     order = fastest_first(contenders, [contender.mode.step_s for contender in contenders])
-    unlike = list({contenders[at].run: contenders[at] for at in reversed(order)}.values())[::-1]
+    unlike = list({contenders[index].run: contenders[index] for index in reversed(order)}.values())[::-1]
     ranked = unlike[: 1 + next_best]
     for each in unlike[1 + next_best :]:
         if each.crossing not in {other.crossing for other in ranked}:
@@ -98,10 +98,10 @@ class _Entrant:
         self.simulated: list[RunMode] = []
         self.best_s = inf  # of the modes simulated so far
         microbatches = min(MAX_SIMULATED, *found.placement.microbatches)
-        self.work = 2 * found.placement.candidate.pp * microbatches  # approximate forwards and backwards of one mode
+        self.work = 2 * found.placement.candidate.pp * microbatches  # roughly the forwards and backwards of one mode
 
     def simulate(self, mode: RunMode, within_s: float) -> None:
-        """Compute the seconds of `mode`; above `within_s` a lower bound is enough."""
+        """Simulate `mode` for its seconds; above `within_s` a lower bound is enough."""
         self.simulated.append(self.simulator.timed(mode, within_s))
         self.best_s = min(self.best_s, self.simulated[-1].step_s)
 
@@ -115,7 +115,7 @@ class _Contest:
 
     @property
     def entrants(self) -> Collection[_Entrant]:
-        """All placements so far, each once, whatever fill their closed form assumes."""
+        """All placements so far, each once regardless of the fill in its closed form."""
         return self._entrants.values()
 
     @property
@@ -126,8 +126,8 @@ class _Contest:
     def run(self, found: Iterable[PricedPlacement], left: TimeLeft) -> None:
         """Add placements, and simulate the modes that may still be ranked, lowest bound first.
 
-        A placement enters with a quick bound on all its modes, which is then replaced by a closer one. Together they
-        exclude most placements before each mode gets a bound.
+        A placement enters with a quick bound on all its modes, which a closer one then replaces. These two exclude most
+        placements before each mode gets a bound.
         """
         number = count()  # among equal bounds, the earlier one comes first
         waiting: list[tuple[float, int, _Entrant, RunMode | None]] = []
@@ -138,7 +138,7 @@ class _Contest:
         heapify(waiting)
         work, ranked_within_s = 0, self._ranked_within_s()
         while waiting and not (work > WORK_WHEN_LATE and left.is_over):
-            bound_s, at, entrant, mode = heappop(waiting)
+            bound_s, order, entrant, mode = heappop(waiting)
             within_s = ranked_within_s[entrant.crossing] * (1 + RELATIVE_TOLERANCE)
             if bound_s > within_s:
                 continue
@@ -148,13 +148,13 @@ class _Contest:
                 work, ranked_within_s = work + entrant.work, self._ranked_within_s()
                 continue
             if bound_s < entrant.simulator.least_s:
-                heappush(waiting, (entrant.simulator.least_s, at, entrant, None))
+                heappush(waiting, (entrant.simulator.least_s, order, entrant, None))
                 continue
             for bounded in entrant.simulator.modes():
                 heappush(waiting, (bounded.step_s, next(number), entrant, bounded))
 
     def _ranked_within_s(self) -> dict[Crossing, float]:
-        """Return the seconds within which a placement may still be ranked, by its crossing."""
+        """Return the seconds within which a placement may still be ranked, by crossing."""
         known = sorted(each.best_s for each in self.entrants)
         known += [inf] * (max(self._next_best, NEXT_BEST) + 1 - len(known))
         within_s = max(known[NEXT_BEST], min(known[self._next_best], known[0] * (1 + self._near)))
@@ -187,12 +187,12 @@ def fastest_first(contenders: Sequence[Contender], seconds: Sequence[float]) -> 
     Simpler means, in this order: whole weights on each replica, fewer optimizer instances, less recomputation, a
     simpler schedule, a better closed form.
     """
-    left = sorted(range(len(contenders)), key=lambda at: seconds[at])
+    rest = sorted(range(len(contenders)), key=lambda index: seconds[index])
     order: list[int] = []
-    while left:
-        equal = [at for at in left if seconds[at] <= seconds[left[0]] * (1 + RELATIVE_TOLERANCE)]
-        order += sorted(equal, key=lambda at: _complexity(contenders[at]))
-        left = left[len(equal) :]
+    while rest:
+        equal = [index for index in rest if seconds[index] <= seconds[rest[0]] * (1 + RELATIVE_TOLERANCE)]
+        order += sorted(equal, key=lambda index: _complexity(contenders[index]))
+        rest = rest[len(equal) :]
     return order
 
 
@@ -204,7 +204,7 @@ def _complexity(contender: Contender) -> tuple[bool, int, int, int, float, Candi
 
 
 def parts_by_class(problem: Problem, contender: Contender) -> StepParts:
-    """Return the parts of the contender's step as simulated by classes."""
+    """Return the parts of the contender's step as simulated on classes of hosts."""
     return simulator_of(problem, contender.found.placement).parts(contender.mode)
 
 

@@ -1,9 +1,9 @@
-"""A best-first branch and bound over candidates for the placement with the least closed-form seconds.
+"""Search candidates for the placement with the least closed-form seconds, by best-first branch and bound.
 
 The open branch with the lowest bound is refined first. A branch's refinements get more and more expensive: bounds from
 compute alone, bounds that relax the integer program, a greedy placement, and programs at the paces that may still win;
 see refinements.py. The best placement found is the incumbent. The search ends when no branch may beat it. The gap
-between it and the least bound left open is not proved.
+between it and the lowest open bound stays unproved.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from planner.search.refinements import (
 from planner.search.solve import placement_of, solve_preferred
 from planner.tolerances import RELATIVE_TOLERANCE
 
-MAX_KEPT = 48  # placements for the simulation, which also tries other shapes
-SHORTEST_OF = 64  # branches, long after the time limit
+MAX_KEPT = 48  # placements kept for the simulation, which also tries other shapes
+SHORTEST_OF = 64  # first branches of the heap, long after the time limit
 Status = Literal["optimal", "near optimal", "time limit"]
 Progress = Callable[[int, int, float | None], None]
 """Called with candidates settled, candidates in all, and the incumbent's closed-form seconds so far."""
@@ -51,10 +51,10 @@ Progress = Callable[[int, int, float | None], None]
 class SearchResult:
     """The result of the search.
 
-    `found` are placements, best first; `bound_s` is a lower bound on all placements. `ranked` has the candidates that
-    may fit, each with its lower bound from compute alone, in ascending order. `sharded` are placements under ZeRO-3
-    that beat all in `found`, if any and if job.yaml allows it. `sharded_bound_s` is the bound on all such
-    placements; `misfits` are candidates that may fit only under ZeRO-3.
+    `found` has placements, best first, and `bound_s` is a lower bound on all placements. `ranked` has the candidates
+    that may fit, in ascending order of their lower bounds from compute alone. `sharded` has the placements under ZeRO-3
+    that beat all in `found`, if job.yaml allows ZeRO-3. `sharded_bound_s` is a lower bound on all placements under
+    ZeRO-3. `misfits` are the candidates that may fit only under ZeRO-3.
     """
 
     found: tuple[PricedPlacement, ...]
@@ -69,10 +69,10 @@ class SearchResult:
 
 
 def search(problem: Problem, time_limit_s: float, progress: Progress | None = None) -> SearchResult:
-    """Return the placements with the least closed-form seconds, and the certainty of that.
+    """Return the placements with the least closed-form seconds, and how certain it is that they have the least.
 
-    Optimizer states are in host memory only if nothing fits otherwise. Stops at `time_limit_s` with the best so far.
-    Within the limit, the result depends only on the input.
+    Optimizer states go to host memory only if nothing fits otherwise. At `time_limit_s` the search stops with the best
+    so far. Within the limit, the result depends only on the input.
 
     Raises:
         HolmesError: Memory holds no candidate, or nothing was found in time.
@@ -109,18 +109,18 @@ def search(problem: Problem, time_limit_s: float, progress: Progress | None = No
 def _explore_sharded(state: SearchState, misfits: Sequence[Candidate]) -> SearchState:
     """Search candidates that fit only under ZeRO-3 for placements that beat the incumbent of `state`.
 
-    A candidate that also fits without it is no slower that way. Bounds of candidates that cannot win count as open.
+    A candidate that fits without ZeRO-3 is no slower without it. Bounds of candidates that cannot win count as open.
     """
-    later, branches = state.later(), list[Branch]()
+    sharded, branches = state.later(), list[Branch]()
     for misfit in misfits:
         least_s = state.early.compute_s(misfit)  # sharing weights makes no step shorter
         if not state.beats_incumbent(least_s):
-            later.leave_open(least_s)
+            sharded.leave_open(least_s)
         else:
             branches += _sharded_branches(state, misfit)
-    later.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
-    explore(later, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
-    return later
+    sharded.open_bounds_s += [each.lower_bound_s for each in branches if not state.beats_incumbent(each.lower_bound_s)]
+    explore(sharded, [each for each in branches if state.beats_incumbent(each.lower_bound_s)])
+    return sharded
 
 
 def _explore_all(
@@ -138,9 +138,9 @@ def _explore_all(
 def explore(state: SearchState, branches: list[Branch], progress: Progress | None = None) -> None:
     """Refine the branch with the lowest bound until no open one may beat the incumbent or the time is over.
 
-    Programs of mixed form, which may take all remaining time, wait until no other branch is open. So do programs
-    that are due before anything was found: the placements of other branches show where to search. `state` gets the
-    placements, and the bounds of branches that are left open.
+    Programs of mixed form, which may take all remaining time, wait until no other branch is open. Programs that come
+    up before any placement is found wait too, since placements of other branches show where to search. `state`
+    collects the placements, and the bounds of branches left open.
     """
     heapq.heapify(branches)
     waiting: list[Branch] = []
@@ -157,7 +157,7 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
             heapq.heappush(branches, sibling)
         refined = _refine(state, branch)
         while refined is not None and state.incumbent is None and state.is_late:
-            refined = _refine(state, refined)  # to its end, since any placement will do
+            refined = _refine(state, refined)  # until it has none left, since any placement will do
         if refined is not None:
             costly = refined.form == "mixed" or state.incumbent is None
             waits = costly and refined.refinements[0] in PROGRAMS
@@ -173,22 +173,22 @@ def explore(state: SearchState, branches: list[Branch], progress: Progress | Non
 
 def _take_shortest(branches: list[Branch]) -> Branch:
     """Pop the branch with the shortest pipelines, which are quick to place, from the first few branches of a heap."""
-    at = min(range(min(len(branches), SHORTEST_OF)), key=lambda at: branches[at].candidate.pp)
-    branches[at], branches[-1] = branches[-1], branches[at]
+    index = min(range(min(len(branches), SHORTEST_OF)), key=lambda index: branches[index].candidate.pp)
+    branches[index], branches[-1] = branches[-1], branches[index]
     branch = branches.pop()
     heapq.heapify(branches)
     return branch
 
 
 def _are_due(state: SearchState, branches: Sequence[Branch], waiting: Sequence[Branch]) -> bool:
-    """Return True if it is time for the waiting programs."""
+    """Return True if a waiting program is next."""
     if not waiting or not branches:
         return bool(waiting)
     return state.beats_incumbent(waiting[0].lower_bound_s) and not state.beats_incumbent(branches[0].lower_bound_s)
 
 
 def _refine(state: SearchState, branch: Branch) -> Branch | None:
-    """Return the branch after its next refinement; None if it has no more, or no time is left for the next one."""
+    """Return the branch after its next refinement; None if that closed it, or no time is left for it."""
     if branch.refinements[0] is full_lower_bound and state.is_late:
         return branch._replace(refinements=branch.refinements[1:])
     if not state.is_late or branch.refinements[0] not in NEED_TIME:
@@ -206,9 +206,9 @@ def _first_branch(state: SearchState, candidate: Candidate) -> Branch | None:
         if more is None:
             return None
         fitting = more
-    bound_s = state.early.compute_s(fitting)  # no higher than its siblings', which are added when it is refined
+    bound_s = state.early.compute_s(fitting)  # no higher than that of its siblings, which are added once it is refined
     if not fitting.divides(job.batch_parts) and len(state.problem.fleet.classes) > 1:
-        bound_s = min(bound_s, state.early.whole_replicas_s(fitting))  # slow replicas may run fewer
+        bound_s = min(bound_s, state.early.whole_replicas_s(fitting))  # slow replicas may run fewer micro-batches
     if fitting.weight_shards > 1:
         bound_s = min([bound_s, *(each.lower_bound_s for each in _sharded_over_clusters(state, fitting))])
     return Branch(bound_s, fitting, "blocks", state.refinements_of("blocks"))
@@ -223,7 +223,7 @@ def _with_less_fill(state: SearchState, branch: Branch) -> Iterator[Branch]:
 
 
 def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
-    """Yield a candidate's other branches when its first one is refined, since none of them has a lower bound."""
+    """Yield a candidate's other branches once its first one is refined, since their bounds are no lower."""
     if branch.refinements[0] is not early_bound or branch.form != "blocks":
         return
     job, candidate = state.problem.job, branch.candidate
@@ -248,7 +248,7 @@ def _siblings(state: SearchState, branch: Branch) -> Iterator[Branch]:
 
 
 def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]:
-    """Yield the branches under ZeRO-3 of a candidate that does not fit into memory without it but may with it.
+    """Yield the branches under ZeRO-3 of a candidate that does not fit into memory otherwise.
 
     They are in blocks, or with whole replicas over several clusters that each hold the weights once.
     """
@@ -259,7 +259,7 @@ def _sharded_branches(state: SearchState, misfit: Candidate) -> Iterator[Branch]
 
 
 def _sharded_over_clusters(state: SearchState, candidate: Candidate) -> Iterator[Branch]:
-    """Yield the branches of the candidate with replicas over 2, 3 ... clusters, sharded inside each."""
+    """Yield the candidate's branches with replicas over 2, 3 ... clusters, sharded inside each."""
     for sharded in state.early.with_shared_weights(candidate):
         if sharded.weight_shards < sharded.dp:
             yield _in_whole_replicas(state, sharded)
@@ -271,7 +271,7 @@ def _in_whole_replicas(state: SearchState, candidate: Candidate) -> Branch:
 
 
 def _prefer(state: SearchState) -> None:
-    """Choose the preferred one among equally good placements, where programs found the best or runners-up."""
+    """Replace the best placements that programs found by the preferred ones among their equals."""
     best_first = sorted(state.found, key=lambda key: state.found[key].objective_s)
     for key in best_first[:MAX_KEPT]:
         spec, limit_s = state.specs.get(key), state.program_limit_s
@@ -299,7 +299,7 @@ def _best_first(state: SearchState) -> tuple[PricedPlacement, ...]:
 
 
 def _status(state: SearchState, bound_s: float) -> Status:
-    """Return the status: the certainty that the incumbent is the best."""
+    """Return the status, which says how certain it is that the incumbent is the best."""
     if bound_s >= state.incumbent_s * (1 - RELATIVE_TOLERANCE):
         assert state.incumbent is not None
         return proof(state.problem.job, state.incumbent[0].pp, 0.0, "optimal")
@@ -307,9 +307,9 @@ def _status(state: SearchState, bound_s: float) -> Status:
 
 
 def proof(job: Job, pp: int, gap: float, status: Status) -> Status:
-    """Return the status of a plan of `pp` stages that is `gap` above the bound, after a search with that status.
+    """Return the status of a plan with `pp` stages that is `gap` above the bound, given the search's `status`.
 
-    There is no proof if some cuts were not priced exactly because first layers have no experts.
+    Nothing is proved if first layers have no experts and therefore some cuts were not priced exactly.
     """
     if not prices_all_cuts(job, pp):
         return "near optimal" if status == "optimal" else status

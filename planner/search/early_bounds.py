@@ -29,7 +29,7 @@ from planner.tolerances import ROUNDING
 
 
 class ClassSpeed(NamedTuple):
-    """Group slots of equal speed in one cluster: the seconds of a layer, their number, and the cluster's name."""
+    """Group slots of equal speed in one cluster: their seconds per layer, their number, and the cluster's name."""
 
     layer_s: float
     group_slots: int
@@ -37,16 +37,16 @@ class ClassSpeed(NamedTuple):
 
 
 class CandidateSpeeds(NamedTuple):
-    """Speeds for one tensor degree, micro-batch and recomputation: classes, fastest first, and seconds of their heads.
+    """Speeds at one tensor degree, micro-batch size and recomputation. `classes` are fastest first.
 
-    `first` is a layer on the first class of the fleet.
+    `first` has the passes of a layer on the first class of the fleet.
     """
 
     classes: tuple[ClassSpeed, ...]
     first: PassTimes
     least_head_s: float
     most_head_s: float
-    dense: float = 1.0  # least seconds of a layer without experts over a layer with them
+    dense: float = 1.0  # a layer without experts takes at least this share of the seconds of one with them
 
 
 class EarlyBounds:
@@ -63,7 +63,7 @@ class EarlyBounds:
         hosts = Counter[str]()
         for each in problem.fleet.classes:
             hosts[each.cluster] += len(each.hosts)
-        self._most_hosts = max(hosts.values())  # of a cluster
+        self._most_hosts = max(hosts.values())  # in one cluster
 
     def fits(self, candidate: Candidate) -> bool:
         """Return True if the class with the largest memory might hold a stage's layers."""
@@ -72,13 +72,13 @@ class EarlyBounds:
         return c.pp >= self._fewest_stages(Candidate(c.tp, 1, c.dp, c.micro_batch_size, c.recompute, "1f1b", *states))
 
     def more_recompute(self, candidate: Candidate) -> Candidate | None:
-        """Return the same as `more_recompute` of candidates.py. The cache serves many candidates: few fields matter."""
+        """Return the result of `more_recompute` in candidates.py, cached by the few fields that matter to it."""
         c = candidate
         more = self._more_recompute(Candidate(c.tp, min(c.pp, 2), 1, 1, c.recompute, c.fill, c.weight_shards))
         return None if more is None else c._replace(recompute=more.recompute)
 
     def with_shared_weights(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Yield the candidate under ZeRO-3 in one cluster, with replicas over two, and so on, if it may fit."""
+        """Yield the candidate under ZeRO-3 with its replicas over one cluster, two, and so on, where it may fit."""
         for number in range(1, len(self._fleet.cluster_names) + 1):
             sharded = with_sharded_weights(self._job, candidate, number)
             if sharded is not None and self.fits(sharded):
@@ -87,8 +87,8 @@ class EarlyBounds:
     def compute_s(self, candidate: Candidate) -> float:
         """Return a lower bound on the step, in seconds, with stages in blocks, from compute alone.
 
-        The pace is no faster than all group slots at work, nor than the fastest class with L/p layers, the least that
-        the fullest of p stages holds.
+        The pace is no faster than all group slots together. Nor is it faster than the fastest class with L/p layers,
+        rounded up, since the fullest of p stages holds at least as many.
         """
         speeds = self._speeds_of(candidate)
         fullest_s = speeds.classes[0].layer_s * -(-self._even_layers(candidate, speeds) // candidate.pp)
@@ -98,7 +98,7 @@ class EarlyBounds:
     def whole_layers_s(self, candidate: Candidate, mixed: bool) -> float | None:
         """Return a lower bound like `compute_s`, for stages of whole layers; None if the hosts cannot hold p stages.
 
-        Group slots of a cluster form stages together; with `mixed`, the slots of all clusters do.
+        A stage takes its group slots from one cluster; with `mixed`, from all clusters.
         """
         stages = self._stages_by_pace(candidate, mixed)
         if sum(count for _, count in stages) < candidate.pp:
@@ -116,8 +116,8 @@ class EarlyBounds:
     def whole_replicas_s(self, candidate: Candidate) -> float:
         """Return a lower bound on the step, in seconds, with each replica in one class.
 
-        One lane runs at least the ceiling of the mean micro-batches. Lanes of unequal shares together run all of them
-        and reach the mean at the average pace. Each fills and drains p stages, and gradients cross between classes.
+        Some replica runs at least the mean number of micro-batches, rounded up. Together, replicas of unequal shares
+        reach the mean at the average pace. Each fills and drains p stages, and gradients cross between classes.
         """
         speeds, crossing_s = self._speeds_of(candidate), self.crossing_sync_s(candidate)
         held = -(-self._even_layers(candidate, speeds) // candidate.pp)
@@ -152,7 +152,7 @@ class EarlyBounds:
         for count in range(2, len(names) + 1):
             if engine_of(self._job).two_levels and dp % count == 0 and shared and fabric:
                 across, inside = two_levels(dp, count)
-                groups = max(1.0, dp / count / self._most_hosts)  # on some host, one for each replica
+                groups = max(1.0, dp / count / self._most_hosts)  # on the fullest host, one per replica
                 ring = min(ring, max(groups * across / shared, inside / fabric))
         travels = sum(engine_of(self._job).travels_bytes(self._job.value_bytes))
         model, ep = self._job.model, self._job.ep
@@ -166,9 +166,9 @@ class EarlyBounds:
     def _at_pace_s(
         self, candidate: Candidate, pace_s: float, speeds: CandidateSpeeds, mean: float | None = None
     ) -> float:
-        """Return the seconds of the steady state at that pace, and of the fill on the fastest group slots.
+        """Return the seconds of the steady state at that pace, plus the fill on the fastest group slots.
 
-        They are for the busiest replica, or for `mean` micro-batches.
+        They are for the micro-batches of the busiest replica, or for `mean` micro-batches.
         """
         m = candidate.num_microbatches(self._batch_parts) if mean is None else mean
         share = min(self._fill_share(candidate), m)  # otherwise a slower pace would reduce the result
@@ -176,7 +176,7 @@ class EarlyBounds:
         return (m - share) * pace_s + share * work_s
 
     def _average_s(self, candidate: Candidate, speeds: CandidateSpeeds) -> float:
-        """Return the seconds per micro-batch of a stage if the fastest group slots shared the work evenly in time."""
+        """Return a stage's seconds per micro-batch if the fastest group slots all worked for the same time."""
         left, rate = candidate.pp * candidate.dp, 0.0
         for layer_s, group_slots, _ in speeds.classes:
             if group_slots >= left:
@@ -187,7 +187,7 @@ class EarlyBounds:
         return self._layers_of_work(candidate, speeds) * candidate.dp / rate if rate else 0.0
 
     def _layers_of_work(self, candidate: Candidate, speeds: CandidateSpeeds) -> float:
-        """Return the number of layers with experts that take no longer than all layers."""
+        """Return a number of layers with experts that together take no longer than the model's layers."""
         if not self._first_dense:
             return self._num_layers
         dense = self._dense_on_first(candidate)
@@ -202,16 +202,16 @@ class EarlyBounds:
         return max(1, self._num_layers - ceil(dense * (1 - speeds.dense) - ROUNDING)) if dense else self._num_layers
 
     def _stages_by_pace(self, candidate: Candidate, mixed: bool) -> list[tuple[float, int]]:
-        """Return (seconds of a layer, stages), fastest first: upper bounds on the number of p stages that fast."""
+        """Return pairs (seconds per layer, stages), fastest first. At most so many of p stages are that fast."""
         speeds, left = self._speeds_of(candidate).classes, candidate.pp
-        found = []
+        pairs = []
         group_slots = [(speed.cluster, speed.group_slots) for speed in speeds]
         for speed, count in zip(speeds, more_stages(group_slots, candidate.dp, mixed), strict=True):
             stages = min(left, count)
             left -= stages
             if stages:
-                found.append((speed.layer_s, stages))
-        return found
+                pairs.append((speed.layer_s, stages))
+        return pairs
 
     def _fill_share(self, candidate: Candidate) -> float:
         if candidate.fill == "1f1b":
@@ -229,7 +229,7 @@ class EarlyBounds:
         return self._speeds(like, num_ranks, alike)
 
     def _read_speeds(self, like: Candidate, num_ranks: int, alike: bool) -> CandidateSpeeds:
-        """Return the speeds; if `alike`, for the faster kind of layers on each class."""
+        """Return the speeds; if `alike`, of the faster kind of layer on each class."""
         execution = like.execution(self._job)
         classes, layers, heads_s, dense = list[ClassSpeed](), list[PassTimes](), list[float](), list[float]()
         for each in self._fleet.classes:
@@ -246,21 +246,21 @@ class EarlyBounds:
         return CandidateSpeeds(tuple(sorted(classes)), layers[0], min(heads_s), max(heads_s), min(dense, default=1.0))
 
     def _read_fewest_stages(self, one_stage: Candidate) -> int:
-        """Return a lower bound on the stages, from the layers that the largest memory holds."""
+        """Return a lower bound on the number of stages, from the number of layers that the largest memory holds."""
         execution = one_stage.execution(self._job)
         memories = [each.hardware.memory_bytes for each in self._fleet.classes]
         known = [memory for memory in memories if memory is not None]
         if len(known) < len(memories):
             return 1
         taken = execution.reserve_bytes + whole_layers_bytes(self._job.model, execution, False, False)
-        most = max(0, max(known) - taken) // more_layer_bytes(self._job.model, execution)
-        return -(-self._num_layers // most) if most else self._num_layers + 1
+        held = max(0, max(known) - taken) // more_layer_bytes(self._job.model, execution)
+        return -(-self._num_layers // held) if held else self._num_layers + 1
 
 
 def more_stages(group_slots: Iterable[tuple[Hashable, int]], dp: int, mixed: bool) -> Iterator[int]:
-    """Yield, for each class given as (cluster, slots), fastest first, how many more stages as fast it makes possible.
+    """Yield how many more stages each class, given as (cluster, slots) and fastest first, makes possible.
 
-    Group slots of one cluster form stages together; with `mixed`, the slots of all clusters do.
+    A stage takes `dp` group slots from one cluster; with `mixed`, from all clusters.
     """
     together: dict[Hashable, int] = {}
     for cluster, count in group_slots:

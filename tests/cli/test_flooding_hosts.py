@@ -79,7 +79,7 @@ def test_probe_of_a_host_that_prints_gigabytes(tmp_path: Path) -> None:
     [
         (f"{FLOOD} >&2; echo 'the reason' >&2; exit 7", "the reason"),
         (f"{FLOOD}; exit 7", "(exit code 7)"),
-        ("exec tr '\\0' x </dev/zero", "it sends a line of more than 16 MiB"),
+        ("exec tr '\\0' x </dev/zero", "it sent more than 16 MiB"),
     ],
     ids=["errors", "lines", "one line"],
 )

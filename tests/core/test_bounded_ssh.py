@@ -87,7 +87,7 @@ def test_answer_and_line_without_an_end_are_refused_and_the_connection_goes_on(h
     with contextlib.closing(connection):
         with pytest.raises(HostError, match="host b1: its answer is longer than 64 MiB"):
             connection.run(ENDLESS, b"", LIMIT_S)
-        with pytest.raises(HostError, match="host b1: it sends a line of more than 16 MiB"):
+        with pytest.raises(HostError, match="host b1: it sent more than 16 MiB"):
             list(connection.open(ENDLESS).lines())
         done = connection.run("head -c 4000000 /dev/zero >&2; echo the reason >&2; echo out", b"", LIMIT_S)
         assert (done.exit_code, done.stdout) == (0, b"out\n")

@@ -95,7 +95,7 @@ def test_of_words_without_an_end_a_message_shows_the_start(tmp_path: Path, monke
 def test_host_that_sends_a_line_without_an_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = started(tmp_path, monkeypatch, f"{READY}\nexec tr '\\0' x </dev/zero").faults
     assert [fault.host for fault in faults] == [HOSTS[0], *HOSTS[2:]]
-    assert all("it sends a line of more than 16 MiB without an end" in fault.evidence for fault in faults)
+    assert all("it sent more than 16 MiB without a line break" in fault.evidence for fault in faults)
 
 
 def test_host_that_answers_the_sending_of_files_without_an_end_is_named(
@@ -108,7 +108,7 @@ def test_host_that_answers_the_sending_of_files_without_an_end_is_named(
     monkeypatch.setenv("PATH", f"{tar.parent}:{os.environ['PATH']}")
     faults = started(tmp_path, monkeypatch, "exit 0").faults
     assert [fault.host for fault in faults] == HOSTS
-    assert all("16 MiB without an end" in fault.evidence for fault in faults)
+    assert all("16 MiB without a line break" in fault.evidence for fault in faults)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def test_no_runner_up_is_faster_where_only_the_plan_is_written_out() -> None:
     assert all(other.step_s >= plan.prediction.step_s * (1 - 1e-9) for other in plan.solve.alternatives)
 
 
-@pytest.mark.parametrize("most_starts", [0, 2])
-def test_few_starts_find_a_contender_among_few_placements(most_starts: int) -> None:
+@pytest.mark.parametrize("max_starts", [0, 2])
+def test_few_starts_find_a_contender_among_few_placements(max_starts: int) -> None:
     problem = read_problem(cpu_inventory([2, 2]), bed_job())
     found = search(problem, 60.0).found[:1]
-    assert rank_improved(problem, found, most_starts=most_starts)
+    assert rank_improved(problem, found, max_starts=max_starts)
