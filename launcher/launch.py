@@ -101,8 +101,7 @@ class Launch:
             raise
 
     def check(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
-        """Start the agents, check the nodes and return the outcome. The caller must call `discard` if this raises
-        PreflightFailed, HolmesError or KeyboardInterrupt."""
+        """Start agents and check the nodes. Call `discard` after PreflightFailed, HolmesError or KeyboardInterrupt."""
         self._view.take_run(self.folder.run_id, time.time())
         if inventory is not None:
             self.folder.write_record(INVENTORY_FILE, inventory)
