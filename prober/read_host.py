@@ -178,7 +178,7 @@ def _known_nics(
 
 
 def _gpu_count(outputs: Sequence[Recorded], tree: Tree, found: int) -> int | None:
-    """Return the number of GPUs on the PCI bus; None if none is shown but a filter of lspci may hide some."""
+    """Return the number of GPUs on the PCI bus; None if none is shown, although a filter of lspci may hide some."""
     is_complete = any(output.tool == "lspci" and not output.filtered for output in outputs)
     return found if found or is_complete or any(pci_tree.parse_pci_sysfs(tree)) else None
 

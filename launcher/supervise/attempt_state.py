@@ -146,7 +146,7 @@ class AttemptState:
         return self._silence.longest_s(set(range(len(self._plan.nodes))) - self._ended, now_s)
 
     def take_slurm_word(self, word: SlurmWord) -> None:
-        """Record Slurm's report as the first cause, dated like its first effect. A job that ended leaves no host."""
+        """Record Slurm's report as the first cause, dated like its first effect. A job that ended leaves no hosts."""
         if not self.failures:
             return
         first_s = min(failure.time_s for failure in self.failures)

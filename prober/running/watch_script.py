@@ -50,7 +50,7 @@ _MASK = (
     "secret = tolower(before) ~ /secret|token|pass|key|cred|auth/ } "
     # the program, without its folder and whatever follows a space
     'first { sub(/ .*/, "", word); sub(/.*\\//, "", word); secret = 0 } '
-    # an option: its name, of a short one only the letter, and its value if it is such an integer
+    # an option: its name (only the letter of a short one), and its value if it is such an integer
     '!first && word ~ /^--?[A-Za-z]/ { name = word; sub(/=.*/, "", name); value = substr(word, length(name) + 2); '
     'if (name !~ /^--?[A-Za-z0-9_.-]+$/) name = "***"; '
     'if (name !~ /^--/ && length(name) > 2) name = substr(name, 1, 2) "***"; '
