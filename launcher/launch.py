@@ -1,4 +1,4 @@
-"""One run from start to end. Every node is released and cleaned up, however the run ends."""
+"""Launch a run and see it through. Every node is released and cleaned up, however the run ends."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ from launcher.supervise.replanning import Planner, Replanning
 from launcher.supervise.slow_gradients import AFTER_STEPS, slow_gradients_sentence
 from launcher.supervise.watch import watch
 
-SEEN_EVERY_S = 1.0  # between two writes of the number of stored messages per node
-MAX_REASON = 200  # characters, in the environment of ranks
-MAX_CATCH_UP_S, CATCH_UP_S = 30.0, 3.0  # to hear from each node, then to receive all it has kept
+SEEN_EVERY_S = 1.0  # between writes of the message counts per node
+MAX_REASON = 200  # characters; the reason becomes an environment variable of the ranks
+MAX_CATCH_UP_S = 30.0  # to hear from every node
+CATCH_UP_S = 3.0  # after that, to receive the messages that the nodes kept
 
 
 class Launch:
     """One run: its folder and its current attempt.
 
-    `interrupts` asks it to end. `planner` makes plans for the remaining hosts; None without the inventory. `exports` is
-    a folder for the run's Prometheus file. `island`: the run is one of several that `launch_islands.py` manages.
+    `interrupts` holds requests to end it. `planner` plans again for the remaining hosts; None without the inventory.
+    `exports` is the folder for the run's Prometheus file. `island` is set for one island of LaunchIslands.
     """
 
     def __init__(
@@ -82,15 +83,15 @@ class Launch:
             own_data=island.own_data if island is not None else None,
         )
         self._nodes = RunningNodes((), settings.detached, interrupts)
-        self._remembering: dict[str, NodeBundle] = {}  # by host; ranks may keep a checkpoint in its memory
+        self._remembering: dict[str, NodeBundle] = {}  # by host; its ranks may keep a checkpoint in memory
         self._stuck: tuple[str, ...] = ()
         self._seen_written_s = 0.0
         self._stop_at_s: float | None = None
-        told, end = plan.job.launch, () if island is not None else plan.job.launch.on_end
-        self._at_end, self._for_verdicts = (HookCommand(each, folder.path) for each in (end, told.on_verdict))
+        self._end_hook = HookCommand(() if island is not None else plan.job.launch.on_end, folder.path)
+        self._verdict_hook = HookCommand(plan.job.launch.on_verdict, folder.path)
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
-        """Start the first attempt. Raises as `check` does; then nothing is left on any host."""
+        """Start the first attempt. If that fails, leave nothing on any host and raise what `check` raises."""
         try:
             self.check(inventory, forced)
             remember(self.folder.path)
@@ -100,8 +101,7 @@ class Launch:
             raise
 
     def check(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
-        """Start the agents, check the nodes and return the outcome. Raises PreflightFailed, HolmesError or
-        KeyboardInterrupt; then call `discard`."""
+        """Start agents and check the nodes. Call `discard` after PreflightFailed, HolmesError or KeyboardInterrupt."""
         self._view.take_run(self.folder.run_id, time.time())
         if inventory is not None:
             self.folder.write_record(INVENTORY_FILE, inventory)
@@ -120,7 +120,7 @@ class Launch:
 
     @property
     def is_living(self) -> bool:
-        """True for an ordinary run, and for an island without a failure since its last step."""
+        """True for an ordinary run, and for an island that has not failed since its last step."""
         return not isinstance(self._replanning, IslandReturn) or self._replanning.is_living
 
     def go(self) -> None:
@@ -182,7 +182,7 @@ class Launch:
         return state, interrupted
 
     def _ask_slurm(self, state: AttemptState) -> None:
-        """After a failure, ask Slurm about hosts that are nodes of its jobs."""
+        """After a failure, ask Slurm about the hosts in its jobs."""
         nodes = self._plan.nodes
         names = {node.host: slurm_name(node.host, node.access) for node in nodes if node.access.transport == "slurm"}
         if names and state.failures:
@@ -199,7 +199,7 @@ class Launch:
         self._stuck = stop(self._nodes)
 
     def _take(self, event: RunEvent | FinishedStep | FilePart) -> None:
-        """Take an event of the attempt. A slow host or link may lead to another plan."""
+        """Record an event of the attempt, and act on it. A slow host or link may lead to another plan."""
         if isinstance(event, FinishedStep):
             skipped = self._record.steps_skipped
             self._record.take(event.metrics)
@@ -223,7 +223,7 @@ class Launch:
                 self._record.write(self._plan, self._attempt.number, "running")
 
     def _say_slow_gradients(self, step: FinishedStep) -> None:
-        """Show, once per attempt, if waits for gradients make steps slower than planned."""
+        """Say so, once per attempt, if waiting for gradients makes steps slower than planned."""
         steps = self._record.attempt_steps
         if steps.count == AFTER_STEPS and steps.median_step_s is not None:
             sentence = slow_gradients_sentence(self._plan, step, steps.median_step_s)
@@ -232,8 +232,8 @@ class Launch:
 
     def _tell_verdicts(self, step: FinishedStep) -> None:
         if step.verdicts:
-            found = {"step": step.metrics.step, "verdicts": step.metrics.verdicts}
-            self._for_verdicts.tell({"event": "verdict", **self._time_and_place(), **found})
+            outcome = {"step": step.metrics.step, "verdicts": step.metrics.verdicts}
+            self._verdict_hook.tell({"event": "verdict", **self._time_and_place(), **outcome})
 
     def _time_and_place(self) -> dict[str, object]:
         path = self.folder.path.absolute()
@@ -255,7 +255,7 @@ class Launch:
             self._save_for_next_plan()
 
     def _stop_when_heard(self, state: AttemptState, now_s: float) -> None:
-        """Raise KeyboardInterrupt if the run is to be stopped, once its nodes have sent the messages they kept."""
+        """Raise KeyboardInterrupt once the nodes of a run to be stopped have sent the messages they kept."""
         if self._stop_at_s is None:
             return
         if len(state.seen) == len(self._plan.nodes):
@@ -283,25 +283,25 @@ class Launch:
         return plan is not None and self._start_attempts(plan)
 
     def _start_attempts(self, plan: Plan) -> bool:
-        """Start the next attempt from the last checkpoint. Return True once the checks of an attempt pass."""
-        following: Plan | None = plan
-        while following is not None:
-            self._plan = following
+        """Start attempts from the last checkpoint until one passes its checks. Return False if none does."""
+        candidate: Plan | None = plan
+        while candidate is not None:
+            self._plan = candidate
             preflight = self._start_attempt()
             if preflight.passed:
                 return True
-            following = self._replanning.after_refusal(following, preflight.refusing)
+            candidate = self._replanning.after_refusal(candidate, preflight.refusing)
         return False
 
     def _start_attempt(self) -> Preflight:
         """Start the next attempt unless its checks refuse it. Return the outcome of the checks."""
         resume, number = self._plan.job.checkpoint is not None, self._attempt.number + 1
-        back_to = self._attempt.resume_step if not self._record.steps_done else None
-        # A saved checkpoint must be found again. An island that finds none receives the state of the others.
-        has_nothing = self._record.safe_steps is None and (not self._settings.resume or self._settings.from_scratch)
-        from_scratch = has_nothing or self._island is not None
+        resume_step = self._attempt.resume_step if not self._record.steps_done else None
+        # A checkpoint once saved must be found again. An island that finds none receives the other islands' state.
+        is_unsaved = self._record.safe_steps is None and (not self._settings.resume or self._settings.from_scratch)
+        from_scratch = is_unsaved or self._island is not None
         self._attempt = replace(
-            self._attempt, number=number, resume=resume, from_scratch=from_scratch, resume_step=back_to
+            self._attempt, number=number, resume=resume, from_scratch=from_scratch, resume_step=resume_step
         )
         self._record.begin_attempt()
         self._view.take_plan(self._plan)
@@ -315,7 +315,7 @@ class Launch:
         return preflight
 
     def _start_nodes(self, inventory: Inventory | None, forced: frozenset[str]) -> Preflight:
-        """Store the files of the nodes, except secrets, and start the agents."""
+        """Store the nodes' files, except secrets, in the run's folder, and start the agents."""
         bundles = prepare(self._plan, self._attempt, self._variables)
         files = {name: text for parcel in bundles[0].parcels[1:] for name, text in parcel.files.items()}
         for bundle in bundles:
@@ -345,11 +345,11 @@ class Launch:
             ended = ("stopped", tuple(state.failures), 130)
         elif state.cause is not None:
             ended = ("failed", tuple(state.failures), shell_exit_code(state.cause.exit_code))
-        # Ranks that took the last step have removed the checkpoints that they kept in memory.
+        # Ranks that took the last step have themselves removed the checkpoints they kept in memory.
         clean = {node.host for node in self._plan.nodes} if ended[0] == "done" else set()
         forget_states(bundle for host, bundle in self._remembering.items() if host not in clean)
         run = self._record.write(self._plan, self._attempt.number, *ended, self._stuck)
         self.folder.close()
-        told = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}
-        self._at_end.tell({"event": "end", **self._time_and_place(), **told})
+        outcome = {"cause": state.cause and state.cause.model_dump(mode="json"), "run": run.model_dump(mode="json")}
+        self._end_hook.tell({"event": "end", **self._time_and_place(), **outcome})
         return run

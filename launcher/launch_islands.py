@@ -1,4 +1,4 @@
-"""A run of islands from start to end: one launch per island, each in its own thread, so that one can end alone."""
+"""Launch a run of islands and see it through. Each island is a launch in its own thread, so one can end alone."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.hook_command import HookCommand
 
 POLL_S = 0.2
-DIGESTS_KEPT = 1000
-SAVING_AND_AT_ONCE = 2  # Ctrl-C has these two meanings, in this order
+MAX_DIGESTS = 1000  # kept; one per outer sync
+MAX_SIGNALS = 2  # the first means "save and end", the second "at once"; further ones are ignored
 
 
 class IslandsView(Protocol):
@@ -45,7 +45,7 @@ class IslandsView(Protocol):
 
 
 class SilentIslands:
-    """A view that shows nothing, as `Silent`."""
+    """A view that shows nothing; the counterpart of `Silent`."""
 
     def show(self, island: int, event: RunEvent) -> None:
         """Show nothing."""
@@ -58,16 +58,16 @@ class SilentIslands:
 class _Island:
     launch: Launch
     interrupts: Interrupts
-    is_straggler: bool = False  # asked to end, as no island is left to join
+    is_straggler: bool = False  # asked to end, because no island is left to join
     run: Run | None = None  # once it has ended
     error: BaseException | None = None
 
 
 class LaunchIslands:
-    """One run of several islands: its folder with theirs inside, and the rendezvous of their ranks.
+    """One run of several islands: its folder, which contains theirs, and their ranks' rendezvous.
 
-    An island is lost for good after `settings.restarts` starts in a row without a step. `exports` is a folder for
-    Prometheus' file of each island.
+    An island is lost for good after `settings.restarts` starts in a row without a step. `exports` is the folder for the
+    islands' Prometheus files.
     """
 
     def __init__(
@@ -82,19 +82,18 @@ class LaunchIslands:
         self.folder, self._plan, self._settings, self._variables = folder, plan, settings, variables
         self._view, self._exports = view, exports
         quorum = outer_sync_of(plan, 0).quorum
-        self._meeting, self._lock = RendezvousServer(len(plan.islands), quorum), threading.Lock()
+        self._rendezvous, self._lock = RendezvousServer(len(plan.islands), quorum), threading.Lock()
         self._tunnel = RunTunnel(plan, folder.run_id)
         self._islands: list[_Island] = []
         self._interrupts, self._signals = [Interrupts() for _ in plan.islands], 0
-        self._digests: dict[int, tuple[int, str]] = {}  # by outer sync, of the island that reported first
-        self._last: dict[int, AppliedOuterSync] = {}  # the latest by island
+        self._digests: dict[int, tuple[int, str]] = {}  # by outer sync: the first island to report, and its digest
+        self._last: dict[int, AppliedOuterSync] = {}  # by island: the latest
         self._started_at_s = time.time()
-        self._not_ended: tuple[str, ...] = ()  # of the tunnel
-        self._at_end = HookCommand(plan.job.launch.on_end, folder.path)
+        self._not_ended: tuple[str, ...] = ()  # processes of the tunnel
+        self._end_hook = HookCommand(plan.job.launch.on_end, folder.path)
 
     def start(self, inventory: Inventory | None, forced: frozenset[str]) -> None:
-        """Check all hosts, then start all islands. After PreflightFailed, HolmesError or KeyboardInterrupt nothing is
-        left."""
+        """Check all hosts, then start all islands. If that fails, leave nothing on any host and raise as `Launch`."""
         self._view.take_run(self.folder.run_id, self._started_at_s)
         try:
             self.folder.write_record(PLAN_FILE, self._plan)
@@ -118,15 +117,14 @@ class LaunchIslands:
             raise
 
     def leave(self) -> None:
-        """Disconnect from a detached run without ending it: its ranks end by themselves unless `take_over` comes
-        soon."""
+        """Disconnect from a detached run. Its ranks end by themselves unless `take_over` is called soon."""
         for island in self._islands:
             island.launch.leave()
         self._tunnel.leave()
         self.folder.close()
 
     def take_over(self, run: Run) -> None:
-        """Reconnect to a run just left, before its ranks have met. Raises HolmesError as `Launch`."""
+        """Reconnect to a run just left, before its ranks have met. Raises HolmesError as `Launch.take_over`."""
         self._started_at_s = run.started_at_s
         self._tunnel.take_over(self._interrupts)
         for number in range(len(self._plan.islands)):
@@ -142,16 +140,16 @@ class LaunchIslands:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             time.sleep(POLL_S)
-            self._meeting.look()
+            self._rendezvous.look()
             for text in self._tunnel.look(time.monotonic()):
                 self._tell(0, Notice(text))
             self._end_stragglers()
         return self._end(self._signals > 0)
 
     def take_signal(self) -> None:
-        """Ask all islands to end, at the first signal and the second."""
+        """Ask all islands to save and end; at a second signal, to end at once."""
         self._signals += 1
-        if self._signals <= SAVING_AND_AT_ONCE:
+        if self._signals <= MAX_SIGNALS:
             for interrupts in self._interrupts:
                 interrupts.tell()
 
@@ -160,11 +158,11 @@ class LaunchIslands:
         folder = RunFolder(self.folder.path / name, f"{self.folder.run_id}-{name}")
         tries = self._settings.restarts or TRIES
         sync, own_data = outer_sync_of(self._plan, number), self._plan.own_data(number)
-        part = IslandPart(sync, own_data, self._meeting, tries, self._tunnel)
+        part = IslandPart(sync, own_data, self._rendezvous, tries, self._tunnel)
         view = _View(lambda event: self._take(number, event))
         plan = self._plan.islands[number]
-        back = step_of_island(self._plan, self._settings.resume_step, number)
-        own = {"detached": False, "resume_step": back}  # ranks end with the controller that they ask
+        resume_step = step_of_island(self._plan, self._settings.resume_step, number)
+        own = {"detached": False, "resume_step": resume_step}  # ranks need this controller, so they end with it
         settings = self._settings.model_copy(update=own)
         launch = Launch(folder, plan, settings, self._variables, view, interrupts, None, self._exports, part)
         return _Island(launch, interrupts)
@@ -182,10 +180,9 @@ class LaunchIslands:
                 self._compare(number, event)
 
     def _compare(self, number: int, exchange: AppliedOuterSync) -> None:
-        """Compare the digests of all islands after an outer sync; show a notice if they differ, as no rank can see
-        that.
+        """Show a notice if the islands' digests differ after an outer sync, which no rank can see.
 
-        An island that has joined received its state without a digest, and is compared after the next outer sync.
+        An island that has just joined received its state without a digest. It is compared after the next outer sync.
         """
         if exchange.has_joined:
             return
@@ -193,17 +190,17 @@ class LaunchIslands:
         if digest != exchange.digest:
             text = f"outer sync {exchange.exchange + 1}: islands {other} and {number} do not have the same state"
             self._tell(number, Notice(text))
-        while len(self._digests) > DIGESTS_KEPT:
+        while len(self._digests) > MAX_DIGESTS:
             del self._digests[next(iter(self._digests))]
 
     def _tell(self, number: int, notice: Notice) -> None:
-        """Show a notice of the whole run in one island's view, and store it for `attach`."""
+        """Show a notice about the whole run in one island's view, and store it for `attach`."""
         self.folder.write_event(notice)
         self._islands[number].launch.folder.write_event(notice)
         self._view.show(number, notice)
 
     def _end_stragglers(self) -> None:
-        """Once an island is done, end the others if all of them have failed and not come back."""
+        """Once an island is done, end the others if each of them has failed and taken no step since."""
         ended = [island.run for island in self._islands if island.run is not None]
         left = [island for island in self._islands if island.run is None and not island.is_straggler]
         if any(run.state == "done" for run in ended) and not any(island.launch.is_living for island in left):
@@ -240,9 +237,9 @@ class LaunchIslands:
         return tuple(number for number in range(len(self._islands)) if number not in common)
 
     def _end(self, interrupted: bool) -> Run:
-        """Return the verdict: done if one island is, as lost islands cost the others nothing.
+        """End the run and return it. It is done if any island is, because a lost island costs the others nothing.
 
-        The exit code is 1 if an island does not end with the others' model, unless that is allowed.
+        The exit code is 1 if an island did not end with the others' model, unless that is allowed.
         """
         self._not_ended = self._tunnel.stop()
         runs = [island.run for island in self._islands if island.run is not None]
@@ -259,19 +256,19 @@ class LaunchIslands:
         path = {"run_id": self.folder.run_id, "folder": str(self.folder.path.absolute())}
         cause = run.failures[0].model_dump(mode="json") if run.failures and run.state == "failed" else None
         record = run.model_dump(mode="json")
-        self._at_end.tell({"event": "end", "time_s": time.time(), **path, "cause": cause, "run": record})
+        self._end_hook.tell({"event": "end", "time_s": time.time(), **path, "cause": cause, "run": record})
         return run
 
 
 def _run(island: _Island) -> None:
     try:
         island.run = island.launch.run_to_end()
-    except BaseException as error:  # the waiting thread raises it
+    except BaseException as error:  # raised by the thread that waits, in `_end`
         island.error = error
 
 
 class _View(Silent):
-    """The view of one island, which forwards only its events to the view of all."""
+    """One island's view, which only forwards its events to the view of all islands."""
 
     def __init__(self, show: Callable[[RunEvent], None]) -> None:
         self._show = show

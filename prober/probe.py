@@ -1,4 +1,4 @@
-"""The probe: asking all hosts at once, in one SSH round trip each, or reading a recording, for an Inventory."""
+"""Make an Inventory: ask all hosts at once, in one SSH round trip each, or read a recording of their answers."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from prober.rules.reported_rules import NO_ANSWER, RULE_OF_ERROR, UNREACHABLE
 
 HOST_TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 0.5
-MAX_AT_ONCE = 256  # most hosts wait for the second reading of the NIC counters
-MAX_CONNECTING = 64  # a login takes some 50 ms of a local core, and more at once would run into SSH's time-outs
+MAX_AT_ONCE = 256  # threads; most hosts are waiting for the second reading of their NIC counters
+MAX_CONNECTING = 64  # a login takes about 50 ms of a local core; with more at once, SSH would time out
 _connecting = threading.BoundedSemaphore(MAX_CONNECTING)
 
 Progress = Callable[[str, str], None]
 TryOpenPairs = Callable[[Inventory, Placing], Sequence[RdmaVerdict]]
-"""Runs trials of RDMA between hosts that facts neither join nor separate."""
+"""Tries RDMA between hosts that facts neither join nor separate, and returns the verdicts."""
 
 
 def probe(
@@ -63,7 +63,7 @@ def probe(
 ) -> Inventory:
     """Return the Inventory of all hosts. Call `progress(host, state)` after each host, and keep outputs in `record`.
 
-    `try_open_pairs` measures between clusters that facts leave open. A host that cannot be reached or read stays in the
+    `try_open_pairs` tries pairs of hosts that facts leave open. A host that cannot be reached or read stays in the
     inventory with a finding, and does not affect others.
     """
     recorded = ask_all(hosts_file, functools.partial(_ask_host, hosts_file), progress, record)
@@ -85,8 +85,8 @@ def ask_all(
 ) -> dict[str, HostRecording]:
     """Return the answers of all hosts by name, in order, and keep them in the folder `record`.
 
-    `ask` gets a host and its position. Ctrl-C ends it at once, because the threads end with the process; a pool would
-    wait for its threads. Once `gives_up`, hosts without an answer have failed.
+    `ask` gets a host and its position. Ctrl-C takes effect at once, because daemon threads end with the process; a pool
+    would wait for its threads. Once `gives_up()` is true, hosts that have not answered count as failed.
 
     Raises:
         HolmesError: `record` holds a recording, or cannot be written.
@@ -160,7 +160,7 @@ def inventory_of(
 
 @dataclass(frozen=True)
 class ReadHost:
-    """A host as its recording shows it, findings on the recording, and its cluster in hosts.yaml."""
+    """A host as read from its recording, the findings on it, and its cluster in hosts.yaml."""
 
     host: Host
     findings: tuple[Finding, ...]
@@ -177,9 +177,9 @@ def read_recording(name: str, recording: HostRecording) -> ReadHost:
         unread = Host(name=name, access=notes.access, reachable=False, hints=notes.hints)
         return ReadHost(unread, (failure,), notes.cluster)
     host = with_rails(read_host(name, recording.outputs, notes), notes.rails)
-    found = (*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs))
-    chosen = (*stated_rail_findings(host, notes.rails), *gpu_choice_findings(host))
-    return ReadHost(host, (*found, *chosen), notes.cluster)
+    on_outputs = (*tool_findings(name, recording.outputs), *value_findings(host, recording.outputs))
+    on_choices = (*stated_rail_findings(host, notes.rails), *gpu_choice_findings(host))
+    return ReadHost(host, (*on_outputs, *on_choices), notes.cluster)
 
 
 def inventory_of_read(
@@ -188,9 +188,9 @@ def inventory_of_read(
     security: Security = IN_THE_CLEAR,
     trials: Sequence[RdmaVerdict] = (),
 ) -> Inventory:
-    """Return the Inventory of hosts that were read one by one, with clusters, networks and the audit.
+    """Return the Inventory of hosts already read, with clusters, networks and findings.
 
-    `trials` decide on clusters that facts leave open.
+    `trials` decide which clusters are one where facts leave that open.
     """
     pinned = _pins(read)
     hosts = with_own_bridges([each.host for each in read], pinned)
@@ -199,9 +199,9 @@ def inventory_of_read(
     trunks, trunk_findings = find_stated_trunks(stated, clusters)
     host_findings = [finding for each in read for finding in each.findings]
     domains = find_nvlink_domains(hosts)
-    about_domains = domain_findings(domains, hosts, clusters)
-    of_fleet = (*cluster_findings, *trunk_findings, *about_domains, *hint_findings(hosts, clusters))
-    found = (*host_findings, *of_fleet, *audit(hosts, clusters, shared))
+    nvlink_findings = domain_findings(domains, hosts, clusters)
+    fleet_findings = (*cluster_findings, *trunk_findings, *nvlink_findings, *hint_findings(hosts, clusters))
+    findings = (*host_findings, *fleet_findings, *audit(hosts, clusters, shared))
     return Inventory(
         hosts=hosts,
         clusters=clusters,
@@ -209,7 +209,7 @@ def inventory_of_read(
         trunks=trunks,
         nvlink_domains=domains,
         security=security,
-        findings=joined(found),
+        findings=joined(findings),
     )
 
 
@@ -232,7 +232,7 @@ def _ask_host(hosts_file: HostsFile, entry: HostEntry, position: int) -> HostRec
         outputs, asked_at, answered_at = ask_by_script(
             entry.name, access, lambda token: script(commands(access), token)
         )
-    except Exception as error:  # one host must not stop the others
+    except Exception as error:  # one host's failure must not stop the others
         return HostRecording((), notes.model_copy(update={"failure": failure_of(entry.name, error)}))
     clock = parse_clock(outputs)
     if clock is not None:
@@ -272,9 +272,9 @@ def ask_by_script(
     timeout_s: float = HOST_TIMEOUT_S,
     connecting: Callable[[str, Access], Connection] = connect,
 ) -> tuple[tuple[Recorded, ...], float, float]:
-    """Return all outputs of one host from one round trip, and the times of question and answer. Write nothing there.
+    """Run a script on a host in one round trip. Return its outputs, and the times of question and answer.
 
-    `make` returns the script for the first word of its markers.
+    `make` returns the script, given the first word of its markers. Nothing is written on the host.
 
     Raises:
         HolmesError: The host does not answer.

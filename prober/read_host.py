@@ -1,4 +1,4 @@
-"""The reading of a host's record from its raw outputs. The same outputs give the same Host."""
+"""Read a host's record from its raw outputs. The same outputs give the same Host."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def commands(access: Access) -> tuple[Command, ...]:
 
 
 def read_host(name: str, outputs: Sequence[Recorded], notes: HostNotes) -> Host:
-    """Return the Host in `outputs`. Facts that no output shows are None. `notes` has facts of the controller's side."""
+    """Return the Host that `outputs` show. Facts that none shows are None. `notes` holds the controller's own facts."""
     tree = read_tree(outputs)
     about = kernel.read_kernel(outputs, tree)
     pci = _pci(outputs, tree)
@@ -157,7 +157,7 @@ def _nics(
     rdma_ruled_out: bool | None,
     stated_gbps: Mapping[str, float],
 ) -> nics.NicReading:
-    """Return the NICs of RDMA ports and of netdevs that are cards."""
+    """Return the NICs: RDMA ports, and netdevs that are network cards."""
     by_name = {netdev.name: netdev for netdev in found.netdevs}
     links = {address: device.link for address, device in pci.items() if device.link is not None}
     return nics.read_nics(ports, by_name, links, rdma_ruled_out, found.physical, stated_gbps)
@@ -178,9 +178,9 @@ def _known_nics(
 
 
 def _gpu_count(outputs: Sequence[Recorded], tree: Tree, found: int) -> int | None:
-    """Return the number of GPUs on the PCI bus, or None if none is shown and a filter of lspci may hide them."""
-    whole = any(output.tool == "lspci" and not output.filtered for output in outputs)
-    return found if found or whole or any(pci_tree.parse_pci_sysfs(tree)) else None
+    """Return the number of GPUs on the PCI bus; None if none is shown, although a filter of lspci may hide some."""
+    is_complete = any(output.tool == "lspci" and not output.filtered for output in outputs)
+    return found if found or is_complete or any(pci_tree.parse_pci_sysfs(tree)) else None
 
 
 def _from_lspci(devices: Iterable[pci_tree.PciFacts]) -> list[PartialGpu]:
@@ -237,7 +237,7 @@ def _netdevs_by_pci(ports: Iterable[tuple[str, Iterable[PortFacts]]]) -> dict[st
 
 
 def _rdma_ruled_out(outputs: Iterable[Recorded], tree: Tree, about: kernel.Kernel) -> bool | None:
-    """Return True if the host has no RDMA device: sysfs has none, or the kernel has no RDMA core loaded."""
+    """Return True if the host has no RDMA device, because sysfs shows none or the kernel has loaded no RDMA core."""
     asked = [output for output in outputs if output.tool == "rdma" and output.exit_code == 0]
     lists_none = any(output.plain.strip() in ("", "[]", "[ ]") for output in asked)
     if "/sys/class/infiniband" in tree.absent or lists_none:
@@ -248,7 +248,7 @@ def _rdma_ruled_out(outputs: Iterable[Recorded], tree: Tree, about: kernel.Kerne
 
 
 def _counter_interval_s(outputs: Sequence[Recorded], known_nics: Iterable[Nic]) -> float | None:
-    """Return the seconds between the readings of NIC counters, right after the first and before the last clock."""
+    """Return the seconds between the two readings of the NIC counters, which the clock readings closely enclose."""
     clock = limits.parse_clock(outputs)
     read_twice = any(nic.counter_growth is not None for nic in known_nics)
     return round(clock[1] - clock[0], 1) if clock and read_twice and clock[1] > clock[0] else None
@@ -257,7 +257,7 @@ def _counter_interval_s(outputs: Sequence[Recorded], known_nics: Iterable[Nic]) 
 def _nearest_nics(
     pci: PciDevices, known_nics: Iterable[Nic]
 ) -> tuple[dict[str, tuple[str | None, tuple[str, ...]]], dict[str, int]]:
-    """Return the path to the nearest NICs of each GPU and their names if known, and its NUMA node, by PCI address."""
+    """Return, by each GPU's PCI address, the path to its nearest NICs with their names, and its NUMA node if known."""
     names = {nic.pci_address: nic.device for nic in known_nics if nic.pci_address}
     nearest, numa = {}, {}
     for device in pci_tree.gpus_of(pci.values()):

@@ -36,8 +36,7 @@ class _Component:
 
 
 def slurm_files(plan: Plan) -> dict[str, str]:
-    """Return `job.sbatch` if all nodes need the same number of GPUs. Return `het.sbatch` if they do not, or if they
-    span clusters."""
+    """Return `job.sbatch` if all nodes need equally many GPUs, and `het.sbatch` if not, or if they span clusters."""
     whole = _components(plan, by_cluster=False)
     parts = _components(plan, by_cluster=True)
     files = _job(plan, whole[0]) if len(whole) == 1 else {}

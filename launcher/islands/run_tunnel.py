@@ -36,8 +36,7 @@ LOST_S = SILENCE_LIMIT_S + STALLED_S  # a host that is down is noticed before, b
 
 
 def tunnel_bundles(plan: IslandsPlan, number: int, run_id: str, start: int = 0) -> tuple[NodeBundle, ...]:
-    """Return the files and commands of the agents that hold the ends of `plan.tunnel_nodes[number]`, an island or the
-    hub, for their `start`th start."""
+    """Return the tunnel agents' files and commands, for the `start`th start of island `number`'s nodes or the hub's."""
     everyone = [node for nodes in plan.tunnel_nodes for node in nodes]
     own_id = f"{run_id}-{island_name(number) if number < len(plan.islands) else 'hub'}-tunnel"
     addresses = tuple(node.shared_address for node in everyone)

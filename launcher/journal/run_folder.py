@@ -146,8 +146,7 @@ class RunFolder:
         self._lock.close()
 
     def _hold(self) -> None:
-        """Lock out other controllers until the lock is closed or this process ends. Some file systems do not support
-        it."""
+        """Lock out other controllers until the lock is closed or this process ends, if the file system has locks."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

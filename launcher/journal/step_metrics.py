@@ -174,8 +174,7 @@ class StepTotals:
 
 
 def median_s(steps_s: Sequence[float]) -> float:
-    """Return the median seconds of all steps. If there are several, the first is left out: it sets up connections and
-    caches."""
+    """Return the steps' median seconds. If there are several, omit the first: it sets up connections and caches."""
     return statistics.median(steps_s[1:] if len(steps_s) > 1 else steps_s)
 
 

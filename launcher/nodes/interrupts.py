@@ -59,8 +59,7 @@ class Interrupts:
 
 @contextlib.contextmanager
 def signals_call(take: Callable[[], None]) -> Iterator[None]:
-    """Call `take`, and do nothing else, when a signal asks this process to end. Ignored signals stay
-    ignored."""
+    """Call `take` and do nothing else when a signal asks this process to end. Ignored signals stay ignored."""
     before = {}
     try:
         if threading.current_thread() is threading.main_thread():  # the others get no signals

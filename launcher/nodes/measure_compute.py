@@ -49,8 +49,7 @@ def measure_compute(job: Job, host: str, access: Access, slots: int, variables: 
 
 
 def trial_words(job: Job, slots: int) -> list[str]:
-    """Return the module of the runtime that measures a layer of `job`, with its options. A micro-batch size that the
-    job leaves open is 1."""
+    """Return the runtime's module that measures a layer of `job`, with options. An open micro-batch size is 1."""
     model = job.model
     keys = ("experts", *model.beyond_bundled) if model.experts is not None else model.beyond_bundled
     if keys:

@@ -84,8 +84,7 @@ def _versions(plan: Plan, answers: Mapping[int, Ready]) -> Iterator[Fault]:
 
 
 def _checkpoints(plan: Plan, attempt: Attempt, answers: Mapping[int, Ready]) -> Iterator[Fault]:
-    """Yield checkpoint faults that the ranks would raise later, each of the first host with it: a folder may be
-    shared."""
+    """Yield the checkpoint faults that ranks would raise later, each for one host only: a folder may be shared."""
     yield from _lost_with_the_run(plan, answers)
     folders = {node.host: answers[node.node_rank].facts.checkpoint for node in plan.nodes}
     newest = {(found.folder, found.newest): host for host, found in reversed(folders.items()) if found and found.newest}

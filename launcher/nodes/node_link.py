@@ -28,12 +28,12 @@ from launcher.prepare.prepare import SILENCE_LIMIT_S
 
 HEARTBEAT_S = 2.0
 RECONNECT_S = 1.0
-PAUSE_S = 0.01
+PAUSE_S = 0.01  # between looks at a full queue
 REMOVE_TIMEOUT_S = 4.0
 END_TIMEOUT_S = 15.0
 MAX_HEARD = 10_000  # messages queued here; more wait on the node
-MAX_HEARD_CHARACTERS = 1 << 24  # of queued messages: fewer long ones fit
-MAX_SKIPPED = 20  # kept lines of output that is not a message
+MAX_HEARD_CHARACTERS = 1 << 24  # in queued messages, so fewer long ones are queued
+MAX_SKIPPED = 20  # lines kept of output that is not a message
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class LinkState:
 
 @dataclass(frozen=True)
 class LinkBroken:
-    """The connection to a node broke, with the stderr of its transport. The link tries to reconnect."""
+    """The connection to a node broke, and the link tries to reconnect. `stderr` is from the transport."""
 
     stderr: str
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A node sent an invalid message, for this reason. Nothing more comes from the node."""
+    """A node sent an invalid message; `reason` says why it is invalid. Nothing more is read from the node."""
 
     reason: str
 
@@ -61,7 +61,7 @@ class Unreadable:
 class LinkClosed:
     """The connection to a node has ended for good.
 
-    If `agent_ended`, the agent reported its end. Otherwise `exit_code` and `stderr` are from the end of its command.
+    If `agent_ended`, the agent reported its end. Otherwise its command ended with `exit_code` and `stderr`.
     """
 
     exit_code: int
@@ -74,7 +74,7 @@ LinkWord = LinkState | LinkBroken | Unreadable | LinkClosed
 
 @dataclass(frozen=True)
 class NodeMessage:
-    """A message from a node, received at `heard_s` of the monotonic clock.
+    """A message from a node, received at `heard_s` on the monotonic clock.
 
     `number` counts the agent's own messages from 1. It is None for messages of the link itself.
     """
@@ -86,19 +86,19 @@ class NodeMessage:
 
 
 class NodeLink:
-    """The link to one node in one attempt. A `detached` agent runs on without a controller: reconnect forever."""
+    """The link to one node in one attempt. A `detached` agent outlives its controller: reconnect forever."""
 
     def __init__(self, bundle: NodeBundle, heard: queue.Queue[NodeMessage], detached: bool) -> None:
         self.bundle = bundle
         self.opened = False  # the agent was started or found again
-        self.ended = False  # it reported its end
-        self.lost = False  # it is out of reach
-        self.closed = False  # nothing more comes from it
+        self.ended = False  # the agent reported its end
+        self.lost = False  # the node is out of reach
+        self.closed = False  # nothing more comes from the node
         self._heard = heard
         self._detached = detached
         self._connection: Connection | None = None
         self._stream: Stream | None = None
-        self._holding: Stream | None = None  # keeps the files on the host until the agent has begun
+        self._holding: Stream | None = None  # keeps the files on the host until the agent has started
         self._seen = 0
         self._closing = threading.Event()
         self._writing = threading.Lock()
@@ -140,7 +140,7 @@ class NodeLink:
             self._stream.abandon()
 
     def end(self) -> str | None:
-        """End an agent that does not answer, by recorded ids. Return the processes left, None if all are gone."""
+        """End an agent that does not answer, by recorded process ids. Return the processes left; None if none is."""
         with contextlib.suppress(HolmesError, OSError, EOFError):
             done = self._fresh_connection().run(self.bundle.end_command, b"", END_TIMEOUT_S)
             return "\n".join(last_lines(done.stdout, MAX_SKIPPED)) or None
@@ -169,7 +169,7 @@ class NodeLink:
         self._heard.put(NodeMessage(self.bundle.node.node_rank, message, time.monotonic(), number))
 
     def _listen(self) -> None:
-        """Forward every message. Reconnect if the channel ends before the agent does."""
+        """Forward every message, and reconnect if the stream ends before the agent does."""
         last = self._hear()
         while isinstance(last, LinkClosed) and not last.agent_ended and self._seen and not self._closing.is_set():
             self._tell(LinkBroken(last.stderr))
@@ -177,13 +177,13 @@ class NodeLink:
                 self.lost = True
                 break
             self._tell(LinkState("connected again"))
-            self.send(FromMeeting(EVERY_CONNECTION, ""))  # answers may be lost; ranks ask again
+            self.send(FromMeeting(EVERY_CONNECTION, ""))  # answers may have been lost; ranks ask again
             last = self._hear()
         self.closed = True
         self._tell(last)
 
     def _hear(self) -> LinkClosed | Unreadable:
-        """Read the channel to its end. Output of login shells and containers before the first message is skipped."""
+        """Read the stream to its end. Skip what login shells and containers print before the first message."""
         try:
             return self._hear_lines()
         except HostError as error:
@@ -209,17 +209,17 @@ class NodeLink:
                 self.ended = True
                 return LinkClosed(0, "", agent_ended=True)
             self._seen += message.messages if isinstance(message, NotKept) else 1
-            most = min(MAX_HEARD, MAX_HEARD_CHARACTERS // len(line))
-            while self._heard.qsize() > most and not self._closing.is_set():
+            limit = min(MAX_HEARD, MAX_HEARD_CHARACTERS // len(line))
+            while self._heard.qsize() > limit and not self._closing.is_set():
                 time.sleep(PAUSE_S)
             self._tell(message, self._seen)
         exit_code, stderr = self._stream.wait()
         self.ended = exit_code == NO_FOLDER  # the agent removes it at its end
-        said = "\n".join((*skipped, stderr)) if first else stderr  # either may say why a wrapper did not start
-        return LinkClosed(exit_code, said, agent_ended=self.ended)
+        output = "\n".join((*skipped, stderr)) if first else stderr  # either may say why a wrapper did not start
+        return LinkClosed(exit_code, output, agent_ended=self.ended)
 
     def _reconnect(self) -> bool:
-        """Find the agent again and return True. For an attached agent, stop trying when the agent would give up too."""
+        """Return True once the agent is found again. Stop trying when an attached agent would have given up too."""
         deadline = time.monotonic() + SILENCE_LIMIT_S
         while self._detached or time.monotonic() < deadline:
             with contextlib.suppress(HolmesError, OSError, EOFError):

@@ -1,6 +1,6 @@
-"""The conditions for starting ranks: the checks by name, and their faults.
+"""The named checks that must pass before ranks start, and the faults that they find.
 
-A fault refuses the launch unless its check is forced by name. Checks for what every launch needs cannot be forced.
+A fault refuses the launch unless its check is forced by name. Checks of what every launch needs cannot be forced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PROBE_AGAIN = "`holmes probe` and `holmes plan` again, or restore the host to it
 
 @dataclass(frozen=True)
 class Check:
-    """A named check: its condition, the remedy if it fails, and if a launch may continue after a failure."""
+    """A named check: its condition, the remedy if it fails, and whether a launch may continue regardless."""
 
     name: str
     makes_sure: str
@@ -24,7 +24,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Fault:
-    """A check that failed on a host. `evidence` has the value seen. `remedy`, if any, replaces that of the check."""
+    """A check that failed on a host. `evidence` has the value seen. `remedy`, if set, replaces the check's own."""
 
     check: str
     host: str
@@ -119,7 +119,7 @@ _CHECK_OF_KIND = {"key unknown": "host-keys", "key changed": "host-keys", "files
 
 @dataclass(frozen=True)
 class Preflight:
-    """The outcome: the faults, the names of forced checks, and the steps of the checkpoints found on hosts."""
+    """The outcome of the checks: faults, names of forced checks, and steps of the checkpoints found on hosts."""
 
     faults: tuple[Fault, ...]
     forced: frozenset[str]
@@ -151,10 +151,10 @@ class PreflightFailed(HolmesError):
         names = dict.fromkeys(fault.check for fault in preflight.refusing)
         count = "one check" if len(names) == 1 else f"{len(names)} checks in all"
         forcing = " ".join(f"--force {name}" for name in names)
-        in_spite = f"; or continue anyway: `{forcing}`" if all(_BY_NAME[n].can_be_forced for n in names) else ""
+        or_force = f"; or continue anyway: `{forcing}`" if all(_BY_NAME[n].can_be_forced for n in names) else ""
         super().__init__(
             f"host {first.host}: preflight check {first.check} failed: {first.evidence}",
-            f"{count} failed; the remedies are above{in_spite}",
+            f"{count} failed; the remedies are above{or_force}",
             ANSWER_IS_NO,
         )
         self.preflight = preflight
@@ -171,6 +171,6 @@ def host_fault(error: HostError) -> Fault:
 
 
 def unreadable_fault(host: str, reason: str) -> Fault:
-    """Return the fault of a host whose agent and this controller do not understand each other."""
+    """Return the fault of a host whose agent and this controller cannot read each other's messages."""
     remedy = "see that nothing else prints to standard output there, such as a shell's start-up files; launch again"
     return Fault("agent", host, f"agent and controller do not understand each other: {reason}", remedy)

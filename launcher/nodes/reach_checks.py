@@ -19,8 +19,7 @@ class ReachCheck(NamedTuple):
 
 
 def tries_of(plan: Plan, answers: Mapping[int, Ready], master_port: int) -> list[ReachCheck]:
-    """Return the tries: every node to the rendezvous, and to the next member of each of its groups on its
-    interfaces."""
+    """Return the tries: from each node to the rendezvous and, on its groups' interfaces, to their next members."""
     first = plan.nodes[0].shared_address
     found = [
         ReachCheck(node.node_rank, 0, Destination("the rendezvous", node.shared_address, first, master_port))
@@ -46,8 +45,7 @@ def rounds_of(plan: Plan, tries: Sequence[ReachCheck]) -> list[list[ReachCheck]]
 
 
 def _neighbours(plan: Plan) -> Iterator[tuple[int, str, int, str]]:
-    """Yield (node, interface, next node, its interface) for members of a group that follow one another, as on a
-    ring."""
+    """Yield (node, interface, next node, its interface) for each two neighbours on the ring of a group's members."""
     node_of = {node.host: node.node_rank for node in plan.nodes}
     nodes = [node_of[rank.host] for rank in plan.ranks]
     for group in plan.groups:

@@ -39,8 +39,8 @@ from launcher.prepare.prepare import Attempt
 
 READY_TIMEOUT_S = 60.0
 POLL_S = 0.1
-AT_ONCE = 32
-SHOWN_LINES = 3  # of a shell's output; docker's last line is often "See 'docker run --help'"
+AT_ONCE = 32  # hosts handled in parallel
+SHOWN_LINES = 3  # of a shell's stderr; docker's last line is often "See 'docker run --help'"
 PREPARED = "make `activate:` and `container:` of hosts.yaml work there in a shell without a terminal; then launch again"
 SECRET_BYTES = 32
 
@@ -51,14 +51,14 @@ Result = TypeVar("Result")
 
 
 class RankRendezvous(Protocol):
-    """The rendezvous of the ranks of several launches."""
+    """A rendezvous that ranks of several launches share."""
 
     def take(self, reply: Reply, message: ToMeeting) -> str | None:
-        """Answer by `reply`, now or later; return the reason if the request is refused."""
+        """Answer through `reply`, now or later. Return the reason if the request is refused."""
 
 
 class RunningNodes:
-    """The agents of one attempt, and one queue of all their messages. An island's ranks meet at `meeting`."""
+    """One attempt's agents and a queue of all their messages. `meeting` is the rendezvous of an island's ranks."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RunningNodes:
     ) -> None:
         self.interrupts = interrupts
         self.heard: queue.Queue[NodeMessage] = queue.Queue()
-        self.master_port: int | None = None  # of the rendezvous, once the first node has found one
+        self.master_port: int | None = None  # for the rendezvous, once the first node has found a free one
         self.links = tuple(NodeLink(bundle, self.heard, detached) for bundle in bundles)
         self._meeting = meeting
         self._asked_to_save = False
@@ -100,17 +100,17 @@ class RunningNodes:
 
     def go(self) -> None:
         """Start the ranks. Call only after every check has passed."""
-        assert self.master_port is not None  # a fault that no one can force
+        assert self.master_port is not None  # its absence is a fault that cannot be forced
         self.send(Go(self.master_port, secrets.token_hex(SECRET_BYTES)))
 
     def save(self) -> None:
-        """Have the ranks finish the step, save and end. Sent once: a second time means "at once" to ranks."""
+        """Have the ranks finish the step, save and end. It is sent once: ranks take a second one to mean "at once"."""
         if not self._asked_to_save:
             self._asked_to_save = True
             self.send(Save())
 
     def each(self, act: Callable[[NodeLink], Result]) -> list[Result]:
-        """Return the result of `act` for every link in order; calls run in parallel."""
+        """Call `act` for all links in parallel, and return the results in order of the links."""
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             return list(pool.map(act, self.links))
 
@@ -127,10 +127,7 @@ def start(
     forced: frozenset[str],
     on_state: OnState,
 ) -> Preflight:
-    """Start every agent and check the nodes. Ranks start at `nodes.go()`, if all checks have passed.
-
-    Raises KeyboardInterrupt.
-    """
+    """Start every agent and check the nodes. If all pass, `nodes.go()` starts the ranks. Raises KeyboardInterrupt."""
     faults = open_all(nodes, on_state)
     answers, silent = await_answers(nodes, Ready, on_state)
     faults += silent
@@ -145,7 +142,7 @@ def start(
 
 
 def open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
-    """Start all agents; return a fault for each host that failed. One failure hides no other."""
+    """Start all agents, and return a fault for each host that failed. One failure hides no other."""
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         jobs: list[Future[None]] = [pool.submit(link.start) for link in nodes.links]
         while wait_for(jobs, timeout=POLL_S).not_done:
@@ -159,7 +156,7 @@ def open_all(nodes: RunningNodes, on_state: OnState) -> list[Fault]:
 
 
 def _show_states(nodes: RunningNodes, on_state: OnState) -> None:
-    """Show the connection states in the queue; other messages stay there."""
+    """Show the connection states in the queue, and leave other messages there."""
     for _ in range(nodes.heard.qsize()):
         heard = nodes.heard.get()
         if isinstance(heard.message, LinkState):
@@ -169,7 +166,7 @@ def _show_states(nodes: RunningNodes, on_state: OnState) -> None:
 
 
 def await_answers(nodes: RunningNodes, kind: type[Answer], on_state: OnState) -> tuple[dict[int, Answer], list[Fault]]:
-    """Return every started node's message of that kind, and a fault for each of them that sends none."""
+    """Return the message of that kind from each started node, and a fault for each node that sends none."""
     opened = {rank for rank, link in enumerate(nodes.links) if link.opened}
     answers: dict[int, Answer] = {}
     faults: dict[int, Fault] = {}
@@ -194,8 +191,8 @@ def await_answers(nodes: RunningNodes, kind: type[Answer], on_state: OnState) ->
 
 def _not_started(node: Node, closed: LinkClosed) -> Fault:
     """Return the fault of a node whose agent did not start, with the last lines of its shell, wrapper or container."""
-    said = " | ".join(last_lines(closed.stderr, SHOWN_LINES)) or "no message"
-    text = f"{node.access.python_in_words} could not start the node agent (exit code {closed.exit_code}): {said}"
+    output = " | ".join(last_lines(closed.stderr, SHOWN_LINES)) or "no message"
+    text = f"{node.access.python_in_words} could not start the node agent (exit code {closed.exit_code}): {output}"
     plain = node.access.activate is None and node.access.container is None
     return Fault("agent", node.host, text, None if plain else PREPARED)
 
@@ -209,7 +206,7 @@ def _introduce(nodes: RunningNodes, answers: Mapping[int, Ready], on_state: OnSt
 
 
 def introduce(nodes: RunningNodes, ends: Sequence[TunnelEnd | None], on_state: OnState) -> Iterator[Fault]:
-    """Send every node the ends of its tunnel, and yield the fault of each that cannot take them."""
+    """Send every node the ends of the tunnel, and yield a fault for each node that cannot use them."""
     nodes.send(Meet(tuple(ends)))
     met, faults = await_answers(nodes, Met, on_state)
     yield from faults
@@ -219,7 +216,7 @@ def introduce(nodes: RunningNodes, ends: Sequence[TunnelEnd | None], on_state: O
 
 
 def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready], on_state: OnState) -> Iterator[Fault]:
-    """Have every node try the rendezvous, and the next member of each of its groups on the group's interfaces."""
+    """Have every node connect to the rendezvous and, on each group's interfaces, to the group's next member."""
     if answers[0].master_port is None:
         return
     for tries in rounds_of(plan, tries_of(plan, answers, answers[0].master_port)):
@@ -227,7 +224,7 @@ def _check_network(nodes: RunningNodes, plan: Plan, answers: Mapping[int, Ready]
 
 
 def try_to_reach(nodes: RunningNodes, tries: Sequence[ReachCheck], on_state: OnState) -> Iterator[Fault]:
-    """Have all nodes try these connections at once, and yield those that fail."""
+    """Have all nodes try these connections at once, and yield a fault for each that fails."""
     for rank in range(len(nodes.links)):
         nodes.links[rank].send(Reach(tuple(each.destination for each in tries if each.here == rank)))
     reached, faults = await_answers(nodes, Reached, on_state)
@@ -237,15 +234,15 @@ def try_to_reach(nodes: RunningNodes, tries: Sequence[ReachCheck], on_state: OnS
 
 
 def follow(nodes: RunningNodes, messages_seen: Mapping[int, int]) -> None:
-    """Reconnect to running agents. Raises HolmesError if none of them is reached."""
+    """Reconnect to running agents. Raises HolmesError if none can be reached."""
 
-    def come_back(link: NodeLink) -> HolmesError | None:
+    def reconnect(link: NodeLink) -> HolmesError | None:
         try:
             link.follow(messages_seen.get(link.bundle.node.node_rank, 0))
         except HolmesError as error:
             return error
         return None
 
-    errors = [error for error in nodes.each(come_back) if error is not None]
+    errors = [error for error in nodes.each(reconnect) if error is not None]
     if len(errors) == len(nodes.links):
         raise HolmesError(errors[0].what, errors[0].hint, errors[0].exit_code)

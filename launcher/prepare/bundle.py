@@ -156,8 +156,7 @@ class NodeBundle:
         return f"holmes-{self.run_id}-{self.attempt}-{self.node.node_rank}"
 
     def _in_folder(self, command: str, otherwise: str = "") -> str:
-        """Return `command` run in the node's folder, after the host's activation line, which needs the functions of a
-        login shell."""
+        """Return `command` run in the node's folder, after the host's activation line, which needs a login shell."""
         enter = f'cd "{self.folder}"'
         script = f"umask 077 && {f'{{ {enter}{otherwise}; }}' if otherwise else enter} && {command}"
         return activated(self.node.access, script)

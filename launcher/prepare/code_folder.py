@@ -36,8 +36,7 @@ class CodeFolder:
 
 
 def read_code(folder: Path) -> CodeFolder:
-    """Return the files of `folder` that are sent, and its revision. Raises HolmesError if a file cannot be sent, or if
-    they are too large."""
+    """Return the files to send, and the folder's revision. Raises HolmesError if any cannot be sent or is too large."""
     files = read_code_files(folder)
     revision, changed = _git_state(folder, files)
     return CodeFolder(

@@ -1,4 +1,4 @@
-"""Decide everything that a launch will do, touching nothing. A dry run shows this, and a launch sends exactly this."""
+"""Decide everything that a launch will do, without touching a host. A dry run shows exactly what a launch sends."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from launcher.prepare.engine_arguments import command_of
 from launcher.prepare.expectation import expectation_of
 from launcher.prepare.user_variables import UserVariables
 
-# Ranks wait longer than the controller by this much. The controller asks all ranks for their positions and names the
-# rank that holds up the others; a rank that gives up first knows only that some other rank did not answer.
+# Ranks wait this much longer than the controller. It asks all ranks for their positions and can name the one that holds
+# up the others, whereas a rank that gives up first only knows that some other rank did not answer.
 VERDICT_MARGIN_S = 10.0
 SILENCE_LIMIT_S = 15.0  # a node or controller silent for this long counts as lost; both send every 2 s
 
 IN_ANOTHER_FORM = {"schema_version", "compile", "model", "stages", "ranks", "groups", "timeout_s"}
-"""Fields that a run configuration shares by name with the job or the plan, but with another value."""
+"""Fields of a run configuration that the job or the plan has under the same name, but with another value."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a run: the first, a restart, or one with a new plan. `resume` continues the last checkpoint.
+    """One start of a run: the first, a restart, or one with a new plan. `resume`: continue from the last checkpoint.
 
-    `reason` is the reason for the start, for a trainer's own command, which resumes by itself. `from_scratch`: begin at
-    step 1 if there is no checkpoint; otherwise that is a fault. `resume_step`: go back to the checkpoint after so many
-    steps, which becomes the last one. `outer_sync`: an island's facts about the others. `own_data`: the cluster whose
-    own data the island reads, if any.
+    `from_scratch`: begin at step 1 if there is no checkpoint, instead of reporting a fault. `resume_step`: go back to
+    the checkpoint after that many steps, which becomes the last one. `outer_sync`: an island's syncs with the others.
+    `own_data`: the cluster whose own data the island reads. `reason`: why the attempt starts, for a trainer's own
+    command, which resumes by itself.
     """
 
     run_id: str
@@ -64,14 +64,14 @@ def prepare(plan: Plan, attempt: Attempt, variables: UserVariables) -> tuple[Nod
 
 
 def runtime_files() -> dict[str, str]:
-    """Return the sources of the bundled runtime, by their names on the node."""
+    """Return the sources of the bundled runtime, by file names on the node."""
     package = Path(str(files(holmes_runtime)))
     sources = sorted(package.rglob("*.py"))
     return {str(file.relative_to(package.parent)): file.read_text(encoding="utf-8") for file in sources}
 
 
 def code_files(variables: UserVariables) -> dict[str, str]:
-    """Return the user's own code, by its names on the node; nothing if the job names none."""
+    """Return the user's own code, by file names on the node; empty if the job names none."""
     code = variables.code
     return {f"{CODE_FOLDER}/{name}": content for name, content in code.files.items()} if code else {}
 
@@ -82,8 +82,7 @@ def secret_files(variables: UserVariables) -> dict[str, str]:
 
 
 def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
-    """Return the files that are the same on all nodes. Their names depend on the plan and not on the run, so they are
-    sent only once."""
+    """Return the files that are the same on all nodes. They name the plan, not the run, so a host gets them once."""
     if not plan.job.is_bundled:
         refuse_prediction(plan)
         config = trainer_config_of(plan, attempt.outer_sync, plan.job.timeout_s + VERDICT_MARGIN_S)
@@ -103,7 +102,7 @@ def plan_files(plan: Plan, attempt: Attempt) -> dict[str, str]:
 
 
 def node_environment(node: Node, variables: UserVariables) -> dict[str, str]:
-    """Return the variables of plan and user; the user's win. Raises HolmesError for one that the plan needs itself."""
+    """Return the plan's and the user's variables; the user's win. Raises HolmesError for one the plan has to set."""
     planned = {variable.name: variable.value for variable in node.environment}
     for name in (*variables.environment, *variables.secrets):
         if name in planned and is_fixed(name) and variables.environment.get(name) != planned[name]:
@@ -183,7 +182,7 @@ def run_config_of(plan: Plan, run_id: str) -> RunConfig:
 
 
 def trainer_config_of(plan: Plan, outer_sync: OuterSync | None, timeout_s: float) -> TrainerConfig:
-    """Return the command of every rank and each rank's interfaces, the fabric of its cluster first.
+    """Return the ranks' command, and each rank's interfaces with the one in its cluster's fabric first.
 
     With `outer_sync` the ranks are an island, whose waits are limited to `timeout_s`.
     """
@@ -254,8 +253,7 @@ def _tunnel(plan: Plan, node: Node) -> TunnelConfig | None:
 
 
 def inputs_of(job: Job, reads_weights: bool = True) -> tuple[str, ...]:
-    """Return the files and folders that every host must have: data, tokenizer, weights, and a model file that is not
-    sent.
+    """Return the paths that every host must have: data, tokenizer, weights, and a model file that is not sent.
 
     A run that can only continue from a checkpoint needs no first adapters, and needs `weights` only if they are frozen
     and therefore not in the checkpoint. A rehearsal needs neither.
@@ -284,6 +282,5 @@ def planned_interfaces(plan: Plan, node: Node) -> tuple[str, ...]:
 
 
 def planned_rdma_ports(node: Node) -> tuple[str, ...]:
-    """Return the RDMA ports by which NCCL is to reach the node's cluster, such as `mlx5_0:1`; none if the plan leaves
-    that to a library."""
+    """Return the RDMA ports that NCCL uses inside the cluster, such as `mlx5_0:1`; none if a library chooses them."""
     return hca_ports(next((each.value for each in node.environment if each.name == "NCCL_IB_HCA"), ""))

@@ -77,8 +77,7 @@ def _code(job: Job, folder: Path, stored: bool) -> CodeFolder | None:
 
 
 def _model_file(job: Job, folder: Path, stored: bool) -> dict[str, str]:
-    """Return the file of `model.factory`. Return nothing without one, or if its path is absolute, that is, on the
-    hosts."""
+    """Return the file of `model.factory`; nothing if there is none, or if its path is absolute and so on the hosts."""
     file = Path((job.model.factory or "").rpartition(":")[0])
     if job.model.factory is None or file.is_absolute():
         return {}

@@ -1,4 +1,4 @@
-"""The state of one attempt: every message and clock tick leads to events and orders. Pure: time is passed in."""
+"""The state of one attempt. It turns messages and clock ticks into events and orders; the time is passed in."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from launcher.supervise.printed_steps import PrintedSteps
 from launcher.supervise.silence import SilenceDetector
 from launcher.supervise.trainer_groups import TrainerGroups
 
-LAST_LINES = 20  # shown of a rank's output
-MAX_LINE_CHARACTERS = 2000  # limit of such a line, and of a failure's message
-KEPT_LINES = 200  # room for a rank's stacks: faulthandler prints at most 100 calls of each thread
-# TCP retransmits after 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s: if a link fails for 7 s, nothing arrives before 12.6 s.
+LAST_LINES = 20  # of a rank's output, shown with its failure
+MAX_LINE_CHARACTERS = 2000  # per line, and per failure message
+KEPT_LINES = 200  # per rank; room for its stacks: faulthandler prints at most 100 calls per thread
+# TCP retransmits after 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s: after an outage of 7 s, nothing arrives before 12.6 s.
 # A new connection takes less than 2 s.
 STALLED_S = 6.0
 _NODE_FAILED = "Node failure on"  # printed by srun; the node may be up again by the time Slurm is asked
@@ -57,7 +57,7 @@ _NODE_WAS_DOWN = "Slurm marked the node as failed, as it does for a node that is
 _STEP_CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")  # printed by slurmstepd, passed on by srun
 _DIGEST = re.compile("[0-9a-f]{1,16}")
 _STEP_KILLED = re.compile(r"srun: error: \S+: task \S+: Killed")  # all that is printed if slurmstepd's line is lost
-_NO_MESSAGE = "To enable traceback see"  # from torchrun, for a process without a message: its last line says more
+_NO_MESSAGE = "To enable traceback see"  # torchrun's text for a process without a message. Its last line says more.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")  # torch.distributed's prefix of traceback lines
 # Peers of a dead rank fail within 0.2 s on Gloo (measured), and torchrun looks every 0.1 s. Wait a little longer than
 # both. If only peers have reported, wait until a silent host is noticed: the cause's host may be gone, full or slow.
@@ -96,17 +96,17 @@ class ForMeeting:
     message: ToMeeting
 
 
-_Numbered = RankMetrics | RankNotice | RankOuterSync | GroupRecord | RankFile | RankPosition  # each has its rank
+_Numbered = RankMetrics | RankNotice | RankOuterSync | GroupRecord | RankFile | RankPosition  # each names its rank
 RankMessage = _Numbered | RankPrinted | RankFailed | RankStates
 Order = NotifyAll | Reconnect | GiveUp | ForMeeting
 Effect = RunEvent | FinishedStep | FilePart | Order
 
 
 class AttemptState:
-    """The known state of an attempt. `now_s` is any clock that never goes back; it starts at `started_s`.
+    """Everything known about an attempt. `now_s` is the time on any clock that never goes back, from `started_s` on.
 
-    `unix_offset_s` converts it to Unix time, which nodes use to date failures. `seen` counts each node's messages, for
-    a controller that takes over.
+    Adding `unix_offset_s` gives Unix time, in which nodes date failures. `seen` counts the messages of each node, for a
+    controller that takes over.
     """
 
     def __init__(self, plan: Plan, detached: bool, started_s: float, unix_offset_s: float) -> None:
@@ -125,8 +125,8 @@ class AttemptState:
         self._join_by_s = started_s + JOIN_S
         self._last_lines: dict[int, deque[str]] = {}
         self._states: dict[int, str] = {}
-        self._broken_off: dict[int, str] = {}
-        self._stalled: set[int] = set()  # nodes being reconnected, as nothing comes over the old connection
+        self._stderr_of_broken: dict[int, str] = {}
+        self._stalled: set[int] = set()  # nodes being reconnected, because nothing arrives over the old connection
         self._ended: set[int] = set()
         self._failed_s: float | None = None
         self._has_cause = False  # cached: it is read after every message, and thousands of ranks may fail
@@ -138,7 +138,7 @@ class AttemptState:
 
     @property
     def lost_hosts(self) -> tuple[str, ...]:
-        """Hosts that are gone themselves, and not only their agents."""
+        """Hosts that went down themselves, not only their agents."""
         return tuple(dict.fromkeys(each.host for each in self.failures if each.host_lost and each.host is not None))
 
     def unheard_s(self, now_s: float) -> float:
@@ -146,26 +146,26 @@ class AttemptState:
         return self._silence.longest_s(set(range(len(self._plan.nodes))) - self._ended, now_s)
 
     def take_slurm_word(self, word: SlurmWord) -> None:
-        """Take Slurm's report as the first cause, dated before its effects. A job that ended leaves no host."""
+        """Record Slurm's report as the first cause, dated like its first effect. A job that ended leaves no hosts."""
         if not self.failures:
             return
         first_s = min(failure.time_s for failure in self.failures)
         failed = {failure.host for failure in self.failures}
-        down = {node.host: _NODE_WAS_DOWN for node in self._plan.nodes if _NODE_FAILED in self._said_of(node)}
+        down = {node.host: _NODE_WAS_DOWN for node in self._plan.nodes if _NODE_FAILED in self._last_stderr(node)}
         down |= {host: why for host, why in word.down.items() if word.job_end is not None or host in failed}
-        told: list[tuple[Node | None, str]] = [
+        causes: list[tuple[Node | None, str]] = [
             (node, down[node.host]) for node in self._plan.nodes if node.host in down
         ]
         if word.job_end is not None:
-            told = [(node, f"{why}; {word.job_end}") for node, why in told] or [(None, word.job_end)]
+            causes = [(node, f"{why}; {word.job_end}") for node, why in causes] or [(None, word.job_end)]
         self.failures[:0] = [
-            failure_of(node, RankFailed(None, 1, text, first_s, ()), host_lost=node is not None) for node, text in told
+            failure_of(node, RankFailed(None, 1, text, first_s, ()), host_lost=node is not None)
+            for node, text in causes
         ]
         self.cannot_start_again = word.job_end is not None
 
     def is_over(self, now_s: float) -> bool:
-        """Return True once every node has ended, or once enough time has passed since the first failure to learn its
-        cause."""
+        """Return True once every node has ended, or long enough after the first failure to learn its cause."""
         if len(self._ended) == len(self._plan.nodes):
             return True
         window_s = CAUSE_WINDOW_S if self._has_cause else ONLY_PEERS_WINDOW_S
@@ -190,7 +190,7 @@ class AttemptState:
         return list(self._take_of_node(node, message, now_s))
 
     def take_refusal(self, node_rank: int, why: str, now_s: float) -> list[Effect]:
-        """Return the effects of an invalid request to the islands' rendezvous by a rank of that node."""
+        """Return the effects of an invalid request that a rank of that node sent to the islands' rendezvous."""
         text = f"one of its ranks sent the rendezvous of islands an invalid request: {why}"
         return list(self._lose(self._plan.nodes[node_rank], text, now_s))
 
@@ -254,8 +254,8 @@ class AttemptState:
         elif isinstance(message, RankFailed):
             lines = message.last_lines or self._lines_of(message.rank)
             if message.message.startswith(_NO_MESSAGE) and lines:
-                said = [each for each in lines if _RANK_PREFIX.match(each)] or lines  # stdout may arrive after stderr
-                message = message._replace(message=_RANK_PREFIX.sub("", said[-1]))
+                errors = [line for line in lines if _RANK_PREFIX.match(line)] or lines  # stdout may come after stderr
+                message = message._replace(message=_RANK_PREFIX.sub("", errors[-1]))
             self._fail(node, message._replace(last_lines=lines), now_s)
         else:
             self._take_position_or_states(node, message)
@@ -270,15 +270,15 @@ class AttemptState:
         if isinstance(message, LinkState):
             yield from self._set_state(node, message.state)
         elif isinstance(message, LinkBroken):
-            self._broken_off[node.node_rank] = message.stderr
+            self._stderr_of_broken[node.node_rank] = message.stderr
             yield from self._set_state(node, "connection lost")
         elif isinstance(message, Started):
             yield from self._set_state(node, "starting ranks")
         elif isinstance(message, RanksUp):
             yield from self._set_state(node, "ranks up")
         elif isinstance(message, NotKept):
-            gone = f"{message.messages} messages (lines and steps) were dropped for newer ones, unread"
-            yield Notice(f"host {node.host}: {gone}")
+            dropped = f"{message.messages} messages (lines and steps) were dropped for newer ones, unread"
+            yield Notice(f"host {node.host}: {dropped}")
         elif isinstance(message, Stuck):
             yield Notice(f"host {node.host}: cannot be ended: {', '.join(message.processes)}")
         elif isinstance(message, Exited):
@@ -300,13 +300,13 @@ class AttemptState:
             yield from self._set_state(node, "rendezvous")
 
     def _take_printed(self, step: FinishedStep, now_s: float) -> Iterator[Effect]:
-        """Take a step of a trainer. Its ranks step together, so the rank that prints speaks for all."""
+        """Take a step that a trainer printed. Its ranks step together, so the rank that prints speaks for all."""
         for rank in self._plan.ranks:
             self._hang.take_progress(rank.rank, step.metrics.step, now_s)
         for node in self._plan.nodes:
             yield from self._set_state(node, "stepping")
         yield from self._groups.missing()
-        if self.has_stepped:  # the first step may have begun with the run
+        if self.has_stepped:  # the first step's time may include the start of the run
             self._hang.take_step(step.metrics.step_s)
         self.has_stepped = True
         yield step
@@ -326,7 +326,7 @@ class AttemptState:
             yield NodeState(node.host, node.cluster, state)
 
     def _take_closed(self, node: Node, closed: LinkClosed, now_s: float) -> Iterator[Effect]:
-        lines = tuple((closed.stderr or self._said_of(node)).splitlines()[-LAST_LINES:])
+        lines = tuple((closed.stderr or self._last_stderr(node)).splitlines()[-LAST_LINES:])
         if any(_STEP_CANCELLED.search(line) for line in lines):
             text = "the node agent ended before its ranks: its step of the Slurm job was cancelled (`scancel`)"
         elif closed.agent_ended and any(_STEP_KILLED.search(line) for line in lines):
@@ -338,9 +338,9 @@ class AttemptState:
             text = f"lost the node agent (exit code {closed.exit_code}): the host or its {server} went away"
         yield from self._lose(node, text, now_s, lines, host_lost=not closed.agent_ended)
 
-    def _said_of(self, node: Node) -> str:
+    def _last_stderr(self, node: Node) -> str:
         """Return the stderr of the node's last broken connection."""
-        return self._broken_off.get(node.node_rank, "")
+        return self._stderr_of_broken.get(node.node_rank, "")
 
     def _notice_silence(self, now_s: float) -> Iterator[Effect]:
         """Treat a silent host (no power, no link) as a failure. A detached run continues without a controller."""
@@ -363,7 +363,7 @@ class AttemptState:
             yield from self._lose(node, text, now_s, host_lost=True)
 
     def _notice_hang(self, now_s: float) -> Iterator[Effect]:
-        """Find the rank that holds up the others if ranks neither end nor finish a step."""
+        """If ranks neither end nor finish a step, find the rank that holds up the others."""
         if self.failures:
             return
         if self._hang.asks_now(now_s):
@@ -378,7 +378,7 @@ class AttemptState:
     def _lose(
         self, node: Node, text: str, now_s: float, lines: tuple[str, ...] = (), host_lost: bool = False
     ) -> Iterator[Effect]:
-        """Record a failure of the node, unless it has already ended. Nothing more comes from it."""
+        """Record that the node failed, unless it has already ended. Expect nothing more from it."""
         if node.node_rank not in self._ended:
             self._ended.add(node.node_rank)
             if host_lost:

@@ -37,7 +37,7 @@ _SIGNS = (
 
 
 def failure_of(node: Node | None, failed: RankFailed, host_lost: bool) -> Failure:
-    """Return the record of a failure of a rank, of a node, or (`node` None) of the run."""
+    """Return the record of a rank's or node's failure, or of the run's if `node` is None."""
     text = "\n".join((failed.message, *failed.last_lines))
     return Failure(
         host=node.host if node else None,
@@ -55,11 +55,11 @@ def failure_of(node: Node | None, failed: RankFailed, host_lost: bool) -> Failur
 def first_cause(failures: Sequence[Failure]) -> Failure:
     """Return the failure to show first: changed data, then failures that are not consequences, then the earliest."""
     assert failures
-    return min(failures, key=lambda one: (CHANGED not in one.message, is_consequence(one), one.time_s))
+    return min(failures, key=lambda failure: (CHANGED not in failure.message, is_consequence(failure), failure.time_s))
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Return True if it shows only that a peer went away or that the rank was asked to end."""
+    """Return True if the failure only shows that a peer went away, or that the rank was asked to end."""
     text = "\n".join((failure.message, *failure.last_lines))
     if CHANGED in failure.message or any(sign in text for sign in _FULL_DISK):
         return False
@@ -67,7 +67,7 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def is_not_finite(failure: Failure) -> bool:
-    """Return True if numbers that are not finite ended a rank."""
+    """Return True if a rank failed because a number was not finite."""
     return failure.exit_code > 0 and any(NOT_FINITE in text for text in (failure.message, *failure.last_lines))
 
 

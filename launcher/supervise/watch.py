@@ -1,4 +1,4 @@
-"""Watch an attempt to its end: the clock, the queue and the links around its state."""
+"""Watch an attempt to its end: pass messages and the time to its state, and carry out the state's orders."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from launcher.journal.step_metrics import FinishedStep
 from launcher.nodes.start import POLL_S, RunningNodes
 from launcher.supervise.attempt_state import AttemptState, Effect, ForMeeting, GiveUp, NotifyAll, Reconnect
 
-Happened = RunEvent | FinishedStep | FilePart
+AttemptEvent = RunEvent | FinishedStep | FilePart
 
 
 def watch(
-    state: AttemptState, nodes: RunningNodes, take: Callable[[Happened], None], tick: Callable[[float], None]
+    state: AttemptState, nodes: RunningNodes, take: Callable[[AttemptEvent], None], tick: Callable[[float], None]
 ) -> None:
-    """Return when the attempt is over. `take` is called with each event, and `tick` regularly with the time. Raises
-    KeyboardInterrupt.
+    """Watch until the attempt is over. Call `take` with each event, and `tick` regularly with the time.
 
-    The time is when a message arrived, however late it is processed. Otherwise a node would seem silent while the many
-    lines of another are processed.
+    That is the time when the last message arrived, however late it is processed. Otherwise a node would seem silent
+    while another node's many lines are processed. Raises KeyboardInterrupt.
     """
     now_s = time.monotonic()
     while not state.is_over(now_s):
@@ -35,12 +34,12 @@ def watch(
         for effect in (*effects, *state.tick(now_s)):
             _carry_out(effect, nodes, take)
             if isinstance(effect, ForMeeting) and (why := nodes.meet(effect.node_rank, effect.message)) is not None:
-                for each in state.take_refusal(effect.node_rank, why, now_s):
-                    _carry_out(each, nodes, take)
+                for consequence in state.take_refusal(effect.node_rank, why, now_s):
+                    _carry_out(consequence, nodes, take)
         tick(now_s)
 
 
-def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[Happened], None]) -> None:
+def _carry_out(effect: Effect, nodes: RunningNodes, take: Callable[[AttemptEvent], None]) -> None:
     if isinstance(effect, NotifyAll):
         nodes.send(effect.command)
     elif isinstance(effect, Reconnect):

@@ -1,4 +1,4 @@
-"""The shell script that runs the commands for all facts on a host, and the outputs cut from its answer."""
+"""Make the shell script that runs commands on a host, and cut its answer into their outputs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FOLDERS = "/usr/sbin:/sbin:/usr/local/sbin:/opt/amazon/efa/bin:/opt/rocm/bin:/u
 class Command:
     """A read-only POSIX shell command on one line. Its first word is the tool.
 
-    each: A glob of paths. The command runs once for each until one hangs; `$d` is the path and `$n` its last part.
-    skip: Patterns of names for which `each` does not run it.
+    each: A glob of paths. The command runs once per path, until one run hangs; `$d` is the path and `$n` its last part.
+    skip: Patterns of names that `each` leaves out.
     only: A shell test that a path of `each` must pass.
     when: A shell test that must pass for the command to run. `$code` is the last exit code and `$uid` the user's id.
         `has GLOB` tests for a path without starting a process.
@@ -52,9 +52,9 @@ def in_root(command: str) -> str:
 def script(commands: Iterable[Command], token: str) -> str:
     """Return a POSIX shell script that runs every command, even if others fail, between markers with `token`.
 
-    `token` is new for every probe, so that no output can look like a marker. The output is sent in large pieces: small
-    ones would be SSH packets of their own, and checking packets is most of the work for a host. The script's first line
-    is empty, for login scripts that read a line.
+    `token` is new for every probe, so that no output can look like a marker. The output is sent in large pieces: each
+    small one would be an SSH packet, and checking packets is most of the work per host. The script's first line is
+    empty, for login scripts that read a line.
     """
     parts = [
         f"\nexport LC_ALL=C PATH=$PATH:{_FOLDERS}",
@@ -83,15 +83,15 @@ def _marked(command: Command, token: str) -> str:
 
 def _guarded(command: Command, text: str) -> str:
     if command.each:
-        leave = f"case $n in {command.skip.replace(' ', '|')}) continue;; esac\n" if command.skip else ""
-        leave += f"{command.only} || continue\n" if command.only else ""
-        # A tool that hangs at one device is not run for the next.
+        skips = f"case $n in {command.skip.replace(' ', '|')}) continue;; esac\n" if command.skip else ""
+        skips += f"{command.only} || continue\n" if command.only else ""
+        # A tool that hangs on one device is not run on the next.
         hangs = "case $code in 124|137) break;; esac"
-        text = f'for d in {command.each}; do [ -e "$d" ] || continue; n=${{d##*/}}\n{leave}{text}\n{hangs}\ndone'
+        text = f'for d in {command.each}; do [ -e "$d" ] || continue; n=${{d##*/}}\n{skips}{text}\n{hangs}\ndone'
     if command.after_s is not None:
         # Bounded, because the clock may have been set meanwhile.
-        rest = f"left=$((began + {command.after_s} - $(date +%s)))"
-        text = f'{rest}\nif [ "$left" -gt 0 ] && [ "$left" -le {command.after_s} ]; then sleep "$left"; fi\n{text}'
+        wait = f"left=$((began + {command.after_s} - $(date +%s)))"
+        text = f'{wait}\nif [ "$left" -gt 0 ] && [ "$left" -le {command.after_s} ]; then sleep "$left"; fi\n{text}'
     return f"if {command.when}; then\n{text}\nfi" if command.when else text
 
 

@@ -1,6 +1,6 @@
-"""The clusters of a fleet, which are hosts that share a fabric, and the network that all hosts share.
+"""Find a fleet's clusters, whose hosts share a fabric, and the network that all hosts share.
 
-`same_fabric` decides from facts which hosts share one; hosts.yaml may pin labels.
+`same_fabric` decides from facts which hosts share a fabric; hosts.yaml may pin hosts to clusters.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SHORT: dict[FabricKind, str] = {
 def is_rail_class(host: Host, nic: Nic) -> bool:
     """Return True if a port that is not Active should be a rail: it has the rails' kind and card model.
 
-    On a host without rails every port should be one. If card models are not known, none should. `rails:` of hosts.yaml
-    overrides both.
+    On a host without rails every port should be a rail. If card models are not known, none should. `rails:` in
+    hosts.yaml overrides both.
     """
     stated = is_stated(nic)
     if stated is not None:
@@ -51,8 +51,8 @@ def find_clusters(
 ) -> tuple[tuple[Cluster, ...], tuple[Finding, ...]]:
     """Return the clusters of reachable hosts in order of their first host, and findings on them.
 
-    `pinned` gives the labels of hosts by name. A host without a label goes where facts put it. Where facts leave that
-    open, the `trials` of RDMA decide.
+    `pinned` gives the cluster labels of hosts by name. Facts place a host without a label. Where they leave that open,
+    the `trials` of RDMA decide.
     """
     placing = place_hosts(hosts, pinned)
     settled = settle(placing, trials)
@@ -67,7 +67,7 @@ def find_clusters(
 
 
 def place_hosts(hosts: Sequence[Host], pinned: Mapping[str, str]) -> Placing:
-    """Place the reachable hosts by facts and pins, and note the hosts that neither can place."""
+    """Place the reachable hosts by facts and pins, and record those that neither can place."""
     return place({host.name: fabric_of(host) for host in hosts if host.reachable}, pinned)
 
 
@@ -93,10 +93,10 @@ def _clusters(groups: Groups, hosts: Mapping[str, Host], fabrics: Mapping[str, F
 def find_shared_network(hosts: Sequence[Host]) -> Network | None:
     """Return the fastest IPv4 network on which every reachable host has an address.
 
-    Of equally fast networks the one on the interfaces that hosts list first counts. If masks differ, the network with
-    the longest mask counts, and only if it holds the addresses of all hosts. Without a common network, hosts are
-    assumed to reach one another by their default routes. Link-local networks, such as those to a board's controller,
-    count last. Return None if there is no such network and a host has no default route.
+    Of equally fast networks, take the one on the interfaces that hosts list first. If masks differ, take the network
+    with the longest mask, provided that it holds an address of every host. Without a common network, assume that hosts
+    reach one another by their default routes. Link-local networks, such as those to a board's controller, come last.
+    Return None if there is no such network and a host has no default route.
     """
     reachable = [host for host in hosts if host.reachable]
     local = any(host.access.transport == "local" for host in reachable)
@@ -115,9 +115,9 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
     routed = [
         (host, netdev) for host in reachable for netdev in host.netdevs if netdev.name == host.default_route_netdev
     ]
-    is_routed = len(routed) == len(reachable) and all(carries_traffic(netdev) for _, netdev in routed)
+    has_routes = len(routed) == len(reachable) and all(carries_traffic(netdev) for _, netdev in routed)
     assigned = {subnet: ports for subnet, ports in common.items() if not parsed(subnet).is_link_local}
-    if assigned or (common and not is_routed):
+    if assigned or (common and not has_routes):
         usable = assigned or common
         places = {host.name: [netdev.name for netdev in host.netdevs] for host in reachable}
 
@@ -128,23 +128,23 @@ def find_shared_network(hosts: Sequence[Host]) -> Network | None:
 
         subnet = max(usable, key=rank)
         return Network(name="shared", kind=kind, subnet=subnet, ports=usable[subnet])
-    if reachable and is_routed:
+    if reachable and has_routes:
         ports = tuple(_port(host.name, netdev, None) for host, netdev in routed)
         return Network(name="shared", kind="Ethernet", subnet=None, ports=ports)
     return None
 
 
 def _with_wider_masks(networks: Mapping[str, Mapping[str, NetworkPort]]) -> Mapping[str, Mapping[str, NetworkPort]]:
-    """Return the ports of each network by host, including ports with a shorter mask whose address is inside it."""
+    """Return each network's ports by host, including ports with a shorter mask whose address is inside it."""
     lengths = sorted({parsed(text).prefixlen for text in networks})
-    found = {}
+    widened = {}
     for text, ports in networks.items():
         network = parsed(text)
         wider = [str(network.supernet(new_prefix=length)) for length in lengths if length < network.prefixlen]
         others = [port for outer in wider for port in networks.get(outer, {}).values()]
         inside = {port.host: port for port in others if port.address and ipaddress.ip_address(port.address) in network}
-        found[text] = {**inside, **ports}
-    return found
+        widened[text] = {**inside, **ports}
+    return widened
 
 
 def _fabric_port(host: Host, fabric: Fabric) -> NetworkPort:
@@ -174,5 +174,5 @@ def _port(host: str, netdev: Netdev | None, subnet: str | None) -> NetworkPort:
 
 
 def _all_differ(ports: Collection[NetworkPort]) -> bool:
-    """Return False if two hosts have the same address: their networks only look alike, as container bridges do."""
+    """Return False if two hosts have the same address: then their networks only look alike, as container bridges do."""
     return len({port.address for port in ports}) == len(ports)

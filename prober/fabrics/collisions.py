@@ -1,8 +1,8 @@
-"""LIDs and IP addresses that two hosts of one fabric cannot share.
+"""Find LIDs and IP addresses that two hosts have in common, although hosts on one fabric cannot.
 
-A LID is unique in its subnet, so a shared LID proves two InfiniBand subnets. IP addresses are assigned by people. Two
-hosts that share some of their addresses show a mistake, which proves nothing. If they share all, their networks only
-look alike. Containers on one machine share ports and addresses, so they prove nothing.
+A LID is unique in its subnet, so a LID in common proves two InfiniBand subnets. IP addresses are set by people. If two
+hosts have some of them in common, that is a mistake and proves nothing. If they have all in common, their networks only
+look alike. Containers on one machine share its ports and addresses, so they prove nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Pair = tuple[str, str]
 
 
 def collisions(members: Mapping[str, Fabric]) -> dict[Pair, str]:
-    """Return pairs of hosts, by name, that are not on one fabric, each with the proof in words."""
+    """Return pairs of hosts, by name, that cannot be on one fabric, each with the proof in words."""
     found: dict[Pair, str] = {}
     lids = {name: fabric.lids() for name, fabric in members.items()}
     for (prefix, number, lid), pair in _shared(lids):
@@ -35,7 +35,7 @@ def collisions(members: Mapping[str, Fabric]) -> dict[Pair, str]:
 
 
 def addresses_given_twice(members: Mapping[str, Fabric]) -> dict[Pair, str]:
-    """Return pairs of hosts that share some of their rails' addresses but not all: one is misconfigured."""
+    """Return pairs of hosts that share some of their rails' addresses but not all: one of the two is misconfigured."""
     return {
         pair: min(addresses)
         for pair, addresses in _shared_addresses(members).items()
@@ -55,7 +55,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def _shared(values_by_host: Mapping[str, Iterable[T]]) -> Iterable[tuple[T, Pair]]:
-    """Yield each value that several hosts have, with every pair of these hosts in order of name."""
+    """Yield each value that several hosts have, once per pair of these hosts, the pair's names sorted."""
     owners: dict[T, list[str]] = {}
     for name, values in values_by_host.items():
         for value in values:

@@ -14,27 +14,27 @@ from prober.rails.efa import efa_plugin
 from prober.rails.port_groups import PKEY_MEMBERSHIP
 from prober.rails.port_networks import interfaces_of, netdevs_of, network_of, networks_of
 
-VIRTUAL_NAMES = ("docker", "br-", "veth", "virbr", "cni", "flannel")  # container and VM bridges and their ends
+VIRTUAL_NAMES = ("docker", "br-", "veth", "virbr", "cni", "flannel")  # bridges of containers and VMs, and their ends
 _DEFAULT_ROUTES = frozenset({"0.0.0.0/0", "::/0"})
 _NO_LID = (None, 0, 0xFFFF)
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """The fabric as one host shows it. None or an empty value is not known, so it contradicts nothing."""
+    """The fabric as one host shows it. None and empty values mean "not known", and contradict nothing."""
 
     kind: FabricKind
     rails: tuple[Nic, ...]
     netdev: Netdev | None  # for TCP
-    interfaces: tuple[frozenset[str], ...] = ()  # by rail, or of the netdev: addresses with prefix length
-    routes: tuple[frozenset[str], ...] = ()  # by rail: destination prefixes of the routes over it
+    interfaces: tuple[frozenset[str], ...] = ()  # per rail, or for the netdev: addresses with prefix length
+    routes: tuple[frozenset[str], ...] = ()  # per rail: destination prefixes of the routes over it
     around: frozenset[str] = frozenset()  # networks of the host's other netdevs
     net_name: NetName | None = None  # NCCL's name for it, if a plugin provides it
     machine: str | None = None  # equal for containers on one machine, which share its ports and addresses
 
     @cached_property
     def transport(self) -> tuple[str, str]:
-        """The kind of the fabric and NCCL's name for it. Two hosts of one fabric have both in common."""
+        """The kind of the fabric and NCCL's name for it. Hosts on one fabric have both in common."""
         return self.kind, self.net_name or ""
 
     @cached_property
@@ -74,7 +74,7 @@ class Fabric:
 
     @cached_property
     def partitions(self) -> frozenset[int]:
-        """P_Keys of InfiniBand rails without the full membership bit. Empty if the keys of one rail are not known."""
+        """P_Keys of InfiniBand rails without the full membership bit. Empty if any rail's keys are not known."""
         known = all(nic.pkeys for nic in self.rails) and self.kind == "InfiniBand"
         return (
             frozenset(key & ~PKEY_MEMBERSHIP for nic in self.rails for key in nic.pkeys or ()) if known else frozenset()
@@ -83,8 +83,8 @@ class Fabric:
     def lids(self) -> dict[tuple[str | None, int, int], str]:
         """Return the port GUIDs of the rails by (subnet prefix, rail, LID).
 
-        The rail is 0 unless the host itself has a LID twice, which makes each of its rails a separate subnet. Virtual
-        functions are left out, because they have the LID of their card.
+        The rail is 0 unless two of the host's own rails have the same LID; then each rail counts as a separate subnet.
+        Virtual functions are left out, because they have their card's LID.
         """
         own = [
             (number, nic.subnet_prefix, nic.lid, nic.port_guid or nic.node_guid or "")
@@ -96,9 +96,9 @@ class Fabric:
 
 
 def fabric_of(host: Host) -> Fabric:
-    """Return the fabric of the host's rails, or without rails the Ethernet of its fastest netdev.
+    """Return the fabric of the host's rails. Without rails it is the Ethernet of its fastest netdev.
 
-    The fabric of a local host is its loopback.
+    A local host's fabric is its loopback.
     """
     if host.access.transport == "local":
         loopback = next((netdev for netdev in host.netdevs if netdev.name == "lo"), None)
@@ -126,7 +126,7 @@ def fabric_of(host: Host) -> Fabric:
 
 
 def _efa(host: Host, rails: tuple[Nic, ...]) -> Fabric:
-    """Return the fabric of EFA adapters. These have no interfaces: packets stay in the subnets of the machine's own."""
+    """Return the fabric of EFA adapters. They have no interfaces: their packets stay in the machine's own subnets."""
     carrying = [netdev for netdev in host.netdevs if carries_traffic(netdev)]
     plugin = efa_plugin(host)
     return Fabric(

@@ -1,4 +1,4 @@
-"""Findings on clusters: pins that facts contradict, fabrics that look alike, and hosts that no fact places."""
+"""Report pins that facts contradict, fabrics that look alike, and hosts that no fact places."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TEXTS = (PIN_CONTRADICTS, FITS_SEVERAL, NO_NETWORK, NOTHING_IN_COMMON, ALIKE, AL
 
 
 def pin_findings(placing: Placing) -> Iterable[Finding]:
-    """Yield a finding for every pinned host whose fabric contradicts that of most hosts with its label."""
+    """Yield a finding for every pinned host whose fabric contradicts that of its cluster's first hosts."""
     fabrics = placing.fabrics
     for label, names in placing.groups:
         if label is None:
@@ -83,7 +83,7 @@ def pin_findings(placing: Placing) -> Iterable[Finding]:
 
 
 def fabric_findings(placing: Placing, answered: Collection[str]) -> Iterable[Finding]:
-    """Yield findings about hosts that hosts.yaml does not pin, without questions about hosts in `answered`."""
+    """Yield findings on hosts that hosts.yaml does not pin. Ask nothing about hosts in `answered`."""
     fabrics = placing.fabrics
     for alike in placing.partition.looked_alike:
         if not set(alike.hosts) <= set(placing.pinned):
@@ -124,5 +124,5 @@ def _shown(fabric: Fabric) -> str:
 
 
 def _networks(fabric: Fabric) -> str:
-    """Return the first few networks."""
+    """Return the first few networks as text."""
     return format_names(sorted(fabric.networks), 3)

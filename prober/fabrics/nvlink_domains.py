@@ -1,4 +1,4 @@
-"""Hosts whose GPUs share one NVLink fabric (MNNVL), such as the trays of an NVL72 rack, and findings on them."""
+"""Find hosts whose GPUs share one NVLink fabric (MNNVL), such as the trays of an NVL72 rack, and report on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Clique = tuple[str, int]
 
 
 def clique_of(host: Host) -> Clique | None:
-    """Return the clique of all GPUs of `host`, or None if they are in none or several, or one is not set up yet."""
+    """Return the clique of the host's GPUs; None if they are in none or in several, or a GPU is not set up yet."""
     if any(gpu.fabric_state not in (None, "Completed") for gpu in host.gpus):
         return None
     found = {(gpu.nvlink_cluster, gpu.nvlink_clique) for gpu in host.gpus}
@@ -48,7 +48,7 @@ def clique_of(host: Host) -> Clique | None:
 
 
 def find_nvlink_domains(hosts: Sequence[Host]) -> tuple[NvlinkDomain, ...]:
-    """Return the cliques of several hosts, in order of their first host."""
+    """Return the cliques that have several hosts, in order of their first hosts."""
     members: dict[Clique, list[str]] = {}
     for host in hosts:
         if host.reachable and (clique := clique_of(host)) is not None:
@@ -63,7 +63,7 @@ def find_nvlink_domains(hosts: Sequence[Host]) -> tuple[NvlinkDomain, ...]:
 def domain_findings(
     domains: Iterable[NvlinkDomain], hosts: Sequence[Host], clusters: Sequence[Cluster]
 ) -> Iterable[Finding]:
-    """Yield a finding for each domain whose NVLink plans cannot use: without IMEX, or not exactly one cluster."""
+    """Yield a finding for each domain whose NVLink plans cannot use: IMEX may not run, or it is not one cluster."""
     by_name = {host.name: host for host in hosts}
     cluster_of = {name: cluster.name for cluster in clusters for name in cluster.hosts}
     for domain in domains:

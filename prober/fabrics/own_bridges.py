@@ -1,8 +1,8 @@
-"""Networks that look shared but are inside each machine, such as the container bridges of several machines.
+"""Find networks that look shared but exist inside each machine, such as the machines' container bridges.
 
-Machines on one wire have different addresses. If most machines of a network have an address that another one has too,
-each machine has a network of its own. Sites may use the same addresses as well: then the addresses differ inside each
-cluster of hosts.yaml.
+Machines on one wire have different addresses. If most machines on a network have the address of another one, each
+machine has a network of its own. Two sites may also use the same addresses. Then the addresses differ inside each
+cluster in hosts.yaml.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEXTS = (OWN_BRIDGE, CUT_OFF)
 
 
 class _Seat(NamedTuple):
-    """A host's addresses on a network, its machine, and its cluster in hosts.yaml."""
+    """One host on a network: its machine, its cluster in hosts.yaml, and its addresses there."""
 
     machine: str
     cluster: str | None
@@ -48,7 +48,7 @@ class _Seat(NamedTuple):
 
 
 def with_own_bridges(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts with netdevs inside the machine marked as isolated. `pinned`: host name to cluster."""
+    """Return the hosts, with netdevs inside their machines marked as isolated. `pinned`: clusters by host."""
     seats: dict[str, list[_Seat]] = {}
     for host in hosts:
         there: dict[str, set[str]] = {}
@@ -58,18 +58,18 @@ def with_own_bridges(hosts: Sequence[Host], pinned: Mapping[str, str]) -> tuple[
         for network, addresses in there.items():
             seat = _Seat(host.boot_id or host.name, pinned.get(host.name), frozenset(addresses))
             seats.setdefault(network, []).append(seat)
-    isolated = {network for network, of_hosts in seats.items() if _is_inside_machines(of_hosts)}
+    isolated = {network for network, there in seats.items() if _is_inside_machines(there)}
     return tuple(_with_isolated(host, isolated) for host in hosts)
 
 
 def is_cut_off(host: Host) -> bool:
-    """Return True if all addresses of the host are on networks inside its machine."""
+    """Return True if all of the host's addresses are on networks inside its machine."""
     has_way = any(carries_traffic(netdev) for netdev in host.netdevs)
     return not has_way and any(netdev.isolated for netdev in host.netdevs)
 
 
 def own_bridge_findings(hosts: Sequence[Host]) -> Iterable[Finding]:
-    """Yield a finding on each network inside machines, and one on hosts that have no other network."""
+    """Yield a finding per network inside machines, and a separate one for its hosts that have no other network."""
     for text, cut_off in ((OWN_BRIDGE, False), (CUT_OFF, True)):
         affected = [host for host in hosts if is_cut_off(host) == cut_off]
         for seats in _seats(affected).values():
@@ -79,7 +79,7 @@ def own_bridge_findings(hosts: Sequence[Host]) -> Iterable[Finding]:
 
 
 def _is_inside_machines(seats: Sequence[_Seat]) -> bool:
-    """Return True if most machines share their addresses with others, also within each cluster of hosts.yaml."""
+    """Return True if most machines share their addresses with others, and in each cluster of hosts.yaml too."""
     if not _most_share_addresses(seats):
         return False
     clusters = {seat.cluster for seat in seats} - {None}
@@ -88,7 +88,7 @@ def _is_inside_machines(seats: Sequence[_Seat]) -> bool:
 
 
 def _most_share_addresses(seats: Sequence[_Seat]) -> bool:
-    owners = Counter(address for _, address in {(seat.machine, each) for seat in seats for each in seat.addresses})
+    owners = Counter(address for _, address in {(seat.machine, text) for seat in seats for text in seat.addresses})
     alike = {seat.machine for seat in seats if all(owners[address] > 1 for address in seat.addresses)}
     return 2 * len(alike) > len({seat.machine for seat in seats})
 
@@ -102,7 +102,7 @@ def _with_isolated(host: Host, isolated: Set[str]) -> Host:
 
 
 def _seats(hosts: Iterable[Host]) -> Mapping[str, Mapping[str, list[str]]]:
-    """Return the names of hosts by isolated network, and by netdev and address there."""
+    """Return, by isolated network, the host names by netdev and address."""
     found: dict[str, dict[str, list[str]]] = {}
     for host in hosts:
         for netdev in host.netdevs:

@@ -1,4 +1,4 @@
-"""Hosts placed in clusters by facts and the pins of hosts.yaml, and hosts that neither can place."""
+"""Place hosts in clusters by facts and by the pins in hosts.yaml, and list the hosts that neither can place."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cached_property
 from prober.fabrics.same_fabric import FabricPartition, Fabrics, Group, MistakenFabric, partition_by_fabric
 
 Groups = Sequence[tuple[str | None, Group]]
-"""Clusters as (label in hosts.yaml, names of hosts)."""
+"""Clusters as (label in hosts.yaml or None, host names)."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """Hosts in clusters, and hosts that no fact places."""
+    """The clusters of hosts, and the hosts that no fact places."""
 
     groups: Groups  # in order of their first hosts
     fabrics: Fabrics
@@ -33,12 +33,12 @@ class Placing:
 
     @cached_property
     def without_network(self) -> Group:
-        """Hosts that are alone because no network of theirs is known."""
+        """Hosts that are alone because none of their networks is known."""
         return tuple(name for name in self._alone if not self.fabrics[name].networks)
 
     @cached_property
     def nothing_in_common(self) -> Group:
-        """RoCE hosts that are alone because their networks meet no other. A single one is not listed."""
+        """RoCE hosts that are alone because their networks meet no other host's. A single such host is not listed."""
         found = [name for name in self._alone if self.fabrics[name].kind == "RoCE" and self.fabrics[name].networks]
         return tuple(found) if len(found) > 1 else ()
 
@@ -62,15 +62,15 @@ class Placing:
 
 
 def place(fabrics: Fabrics, pinned: Mapping[str, str]) -> Placing:
-    """Place hosts by their labels in `pinned`, and others by facts. Facts may join these to a pinned host."""
+    """Place hosts by their labels in `pinned`, and the rest by facts, which may join them to a pinned host."""
     partition = partition_by_fabric(fabrics)
     members: dict[tuple[str | None, str], list[str]] = {}
     torn: list[str] = []
     for group in partition.groups:
         labels = {pinned[name] for name in group if name in pinned}
-        theirs = next(iter(labels)) if len(labels) == 1 else None
+        common = next(iter(labels)) if len(labels) == 1 else None
         for name in group:
-            label = pinned.get(name, theirs)
+            label = pinned.get(name, common)
             members.setdefault((label, "" if label else group[0]), []).append(name)
         torn += [name for name in group if name not in pinned and len(labels) > 1]
     groups = in_order(((label, names) for (label, _), names in members.items()), fabrics)
@@ -78,7 +78,7 @@ def place(fabrics: Fabrics, pinned: Mapping[str, str]) -> Placing:
 
 
 def in_order(groups: Iterable[tuple[str | None, Collection[str]]], fabrics: Fabrics) -> Groups:
-    """Return the clusters in order of their first hosts, with the hosts of each in order."""
+    """Return the clusters in order of their first hosts, each with its hosts in order."""
     order = {name: position for position, name in enumerate(fabrics)}
     sorted_names = [(label, tuple(sorted(names, key=order.__getitem__))) for label, names in groups]
     return sorted(sorted_names, key=lambda group: order[group[1][0]])

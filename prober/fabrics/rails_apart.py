@@ -1,4 +1,4 @@
-"""The test for rails that are separate subnets, without a path from one to another."""
+"""Test whether the rails are separate subnets, without a path from one to another."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from prober.rails.port_networks import network_of
 
 
 def rails_apart(fabrics: Sequence[Fabric]) -> bool | None:
-    """Return True if no rail reaches a rail with another number, or None if subnets are not known, as with EFA.
+    """Return True if no rail reaches a rail with another number; None if subnets are not known, as with EFA.
 
     InfiniBand rails with different subnet prefixes are apart. Those with one prefix and subnet manager are together.
-    RoCE rails in different networks are apart, unless a route over one leads to another.
+    RoCE rails in different networks are apart, unless a route over one leads to another one's network.
     """
-    numbers = {len(fabric.rails) for fabric in fabrics}
-    if max(numbers, default=0) < 2 or fabrics[0].kind == "EFA":
+    counts = {len(fabric.rails) for fabric in fabrics}
+    if max(counts, default=0) < 2 or fabrics[0].kind == "EFA":
         return None
     if fabrics[0].kind == "InfiniBand":
         return _infiniband(fabrics)
@@ -41,7 +41,7 @@ def _roce(fabric: Fabric) -> bool | None:
     if fabric.routed_anywhere:
         return False
     for number, own in enumerate(networks):
-        others = [network for at, of_rail in enumerate(networks) if at != number for network in of_rail]
+        others = [network for rail, there in enumerate(networks) if rail != number for network in there]
         if any(overlap(one, other) for one in own for other in others):
             return False
         if leads_to(fabric.routes[number], others):

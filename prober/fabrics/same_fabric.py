@@ -1,4 +1,4 @@
-"""The partition of hosts by fabric. It rests on proof, never on a guess, and does not depend on the order of hosts.
+"""Partition hosts by fabric. The result rests on proof, never on a guess, and does not depend on the hosts' order.
 
 RoCE, EFA and Ethernet hosts share a fabric if their networks overlap. For RoCE, routes in both directions prove it too.
 A host that has nothing in common with others becomes a separate cluster: sockets inside a fabric are slow, but RDMA
@@ -8,8 +8,8 @@ InfiniBand fabrics look alike by default, so unknown facts count as equal. Diffe
 partitions or IPoIB networks set two hosts apart.
 
 The same LID or address on two hosts proves two subnets, even if all else looks alike. Then only the networks around the
-rails can show which hosts belong together. Addresses are set by people, so a host with all addresses of another leads
-to a finding, and the other hosts stay one fabric.
+rails can show which hosts belong together. People set addresses, so a host that has all addresses of another host leads
+to a finding, and the remaining hosts stay one fabric.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FabricPartition:
 
 @dataclass(frozen=True)
 class MistakenFabric:
-    """Hosts that look like one fabric and are not. `proof` says what two of them have and cannot share."""
+    """Hosts that look like one fabric and are not. `proof` names a value that two of them have but could not share."""
 
     hosts: Group
     proof: str
@@ -66,7 +66,7 @@ def partition_by_fabric(fabrics: Fabrics) -> FabricPartition:
 
 
 def meet(one: Fabric, other: Fabric) -> bool:
-    """Return True for a network in common, or for RoCE routes over the rails in both directions."""
+    """Return True if networks overlap, or if RoCE routes over the rails lead both ways."""
     if any(overlap(a, b) for a in one.networks for b in other.networks):
         return True
     both_ways = leads_to(one.routed, other.networks) and leads_to(other.routed, one.networks)
@@ -94,18 +94,18 @@ def fit(one: Fabric, other: Fabric) -> bool:
 
 
 def _by_network(members: Fabrics) -> list[Group]:
-    """Return groups of hosts whose networks overlap, or that routes over their rails join."""
+    """Return groups of hosts that overlapping networks, or routes over their rails, join."""
     sets: UnionFind[str] = UnionFind(members)
     _join_networks(sets, members)
     _join_routes(sets, members)
     anywhere = {name: fabric for name, fabric in members.items() if fabric.routed_anywhere}
-    # Default routes over rails may lead anywhere. With a common network around them they lead to one another.
+    # Default routes over rails may lead anywhere. If the hosts have another network in common, they count as joined.
     _join_equal(sets, {name: fabric.around for name, fabric in anywhere.items()})
     return sets.groups()
 
 
 def _join_networks(sets: UnionFind[str], members: Fabrics) -> None:
-    """Join hosts with overlapping networks. When sorted, a network follows directly after those that contain it."""
+    """Join hosts with overlapping networks. In sorted order, a network directly follows those that contain it."""
     owners: dict[str, list[str]] = {}
     for name, fabric in members.items():
         for each in fabric.networks:
@@ -161,7 +161,7 @@ def _join_equal(sets: UnionFind[str], values_by_host: Mapping[str, Iterable[Hash
 
 
 def _infiniband(members: Fabrics, partition: FabricPartition) -> list[Group]:
-    """Return groups of hosts that nothing sets apart. A host that fits two different fabrics is alone."""
+    """Return groups of hosts that nothing sets apart. A host that fits two different fabrics stays alone."""
     ipoib: UnionFind[str] = UnionFind(members)
     _join_networks(ipoib, members)
     alike: dict[tuple[_Facts, str | None], list[str]] = {}
@@ -191,13 +191,13 @@ def _facts(fabric: Fabric) -> _Facts:
 
 
 def _agree(one: _Facts, other: _Facts) -> bool:
-    """Return True if each fact that both show has a value in common."""
+    """Return True if the two have a value in common in each fact that both show."""
     return not any(ours and theirs and not set(ours) & set(theirs) for ours, theirs in zip(one, other, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    """InfiniBand hosts with the same facts. `wired` stands for their IPoIB networks, `rails` are the rails with one."""
+    """InfiniBand hosts with the same facts. `wired` identifies their IPoIB networks; `rails` have one."""
 
     hosts: Group
     facts: _Facts
@@ -207,7 +207,7 @@ class _Item:
     def fits(self, other: _Item) -> bool:
         """Return True if nothing sets the two apart.
 
-        Different IPoIB networks do so on rails with the same number. On other rails they differ on sound hosts too.
+        Different IPoIB networks do so on rails with the same number. On different rails they differ on sound hosts too.
         """
         if not _agree(self.facts, other.facts):
             return False
@@ -219,7 +219,7 @@ def _rails_with_network(fabrics: Iterable[Fabric]) -> frozenset[int]:
 
 
 def _split(group: Group, fabrics: Fabrics, partition: FabricPartition) -> list[Group]:
-    """Split a group that looks like one fabric if two of its hosts prove that it is several."""
+    """Split a group that looks like one fabric if two of its hosts prove that it is more than one."""
     members = {name: fabrics[name] for name in group}
     proofs = collisions(members)
     if not proofs:
@@ -230,7 +230,7 @@ def _split(group: Group, fabrics: Fabrics, partition: FabricPartition) -> list[G
     around: UnionFind[str] = UnionFind(members)
     _join_equal(around, {name: fabric.around - misleading for name, fabric in members.items()})
     parts = around.groups()
-    rest = _rest(parts, proofs) if fabrics[group[0]].kind != "InfiniBand" else ()
+    rest = _one_in_any_case(parts, proofs) if fabrics[group[0]].kind != "InfiniBand" else ()
     placed = [rest] if rest else []
     alone: list[str] = []
     for part in parts:
@@ -246,10 +246,10 @@ def _split(group: Group, fabrics: Fabrics, partition: FabricPartition) -> list[G
     return placed + [(name,) for name in alone]
 
 
-def _rest(parts: Sequence[Group], proofs: Collection[Pair]) -> Group:
+def _one_in_any_case(parts: Sequence[Group], proofs: Collection[Pair]) -> Group:
     """Return the hosts that are one fabric in any case: all but clones, which have all addresses of another host.
 
-    One host may be configured like another by mistake, which says nothing about the rest. A clone that shares a network
+    A host may be configured like another by mistake, which says nothing about the rest. A clone that shares a network
     around the rails with hosts of the rest belongs to them. If several parts hold clones, they are several fabrics.
     """
     clones = {name for pair in proofs for name in pair}
@@ -265,7 +265,7 @@ def _holds_proof(part: Group, proofs: Collection[Pair]) -> bool:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Return True if two networks are the same, or one holds the other."""
+    """Return True if one of two networks holds the other or equals it."""
     a, b = parsed(one), parsed(other)
     return _holds(a, b) or _holds(b, a)
 
@@ -280,6 +280,6 @@ def _holds(outer: Network, inner: Network) -> bool:
 
 
 def leads_to(prefixes: Iterable[str], networks: Iterable[str]) -> bool:
-    """Return True if a route to one of `prefixes` covers one of `networks`."""
+    """Return True if one of the route prefixes covers one of the networks."""
     targets = [parsed(network) for network in networks]
     return any(_holds(parsed(prefix), target) for prefix in prefixes for target in targets)

@@ -1,4 +1,4 @@
-"""Clusters that facts leave open, joined or separated by trials of RDMA between two hosts.
+"""Join or separate clusters that facts leave open, by trials of RDMA between two hosts.
 
 A trial that works shows one fabric. A trial that fails shows two fabrics only if each host works with another host:
 otherwise a device, a tool or a limit may be the cause. Trials change nothing if they contradict one another, a proof or
@@ -32,19 +32,19 @@ class RdmaVerdict:
 
 
 Part = frozenset[int]
-"""Clusters that are one, as positions in `placing.groups`."""
+"""Positions in `placing.groups` of clusters that are one."""
 
 
 @dataclass(frozen=True)
 class SettledClusters:
-    """Clusters after the trials. Each part is one cluster now."""
+    """The clusters after the trials. Each part is one cluster now."""
 
     placing: Placing
     trials: tuple[RdmaVerdict, ...]
 
     @cached_property
-    def at(self) -> dict[str, int]:
-        """The number of each host's cluster."""
+    def number_of(self) -> dict[str, int]:
+        """The number of each host's cluster before the trials, by host name."""
         return {name: number for number, (_, names) in enumerate(self.placing.groups) for name in names}
 
     @cached_property
@@ -61,10 +61,10 @@ class SettledClusters:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Clusters that trials joined, and every other cluster alone."""
+        """The clusters that trials joined, and every other cluster by itself."""
         contradictory = {number for part in self.contradictory for number in part}
-        whole = [part for part in self._linked if part not in self.contradictory]
-        return (*whole, *(frozenset([number]) for number in sorted(contradictory)))
+        consistent = [part for part in self._linked if part not in self.contradictory]
+        return (*consistent, *(frozenset([number]) for number in sorted(contradictory)))
 
     @cached_property
     def contradictory(self) -> tuple[Part, ...]:
@@ -83,25 +83,25 @@ class SettledClusters:
 
     @cached_property
     def answered(self) -> frozenset[str]:
-        """The hosts in question that a trial joined with others, or that trials separated from all others."""
+        """The hosts that findings ask about and that trials joined with others, or separated from all others."""
         found = {name for part in self.parts if len(part) > 1 for name in self.hosts_of(part)}
         tried = {name for trial in self.apart for name in self.hosts_of(self.part_of(trial.hosts[0]))}
         tried |= {name for trial in self.apart for name in self.hosts_of(self.part_of(trial.hosts[1]))}
         still_open = {number for pair in self.open_pairs() for part in pair for number in part} if tried else set()
-        found |= {name for name in tried if self.at[name] not in still_open}
+        found |= {name for name in tried if self.number_of[name] not in still_open}
         return self.placing.asked & found
 
     def hosts_of(self, part: Part) -> tuple[str, ...]:
-        """Return the names of the hosts, cluster by cluster."""
+        """Return the names of the part's hosts, cluster by cluster."""
         return tuple(name for number in sorted(part) for name in self.placing.groups[number][1])
 
     def part_of(self, host: str) -> Part:
         """Return the part that holds the host."""
-        return self._part_at[self.at[host]]
+        return self._part_at[self.number_of[host]]
 
     def open_pairs(self) -> Iterator[tuple[Part, Part]]:
-        """Yield pairs of parts that a finding asks about, and that neither facts nor trials join or separate."""
-        asked = {self.at[name] for name in self.placing.asked}
+        """Yield pairs of parts that findings ask about, and that neither facts nor trials join or separate."""
+        asked = {self.number_of[name] for name in self.placing.asked}
         apart = {frozenset(map(self.part_of, trial.hosts)) for trial in self.apart}
         fabrics = {part: self.placing.fabrics[self.hosts_of(part)[0]] for part in self.parts}
         testable = [part for part in self.parts if fabrics[part].kind in ("InfiniBand", "RoCE")]
@@ -111,11 +111,11 @@ class SettledClusters:
 
     @cached_property
     def _linked(self) -> tuple[Part, ...]:
-        """Clusters between which trials work."""
+        """Clusters linked by trials that work."""
         sets = UnionFind(range(len(self.placing.groups)))
         for trial in self.trials:
             if trial.verdict == "works":
-                sets.join(self.at[name] for name in trial.hosts)
+                sets.join(self.number_of[name] for name in trial.hosts)
         return tuple(map(frozenset, sets.groups()))
 
     @cached_property
@@ -127,12 +127,12 @@ class SettledClusters:
         """The clusters, by number, that proofs or trials separate from each cluster."""
         found: dict[int, set[int]] = {}
         for one, other in (*self.placing.partition.proved_apart, *(trial.hosts for trial in self.apart)):
-            found.setdefault(self.at[one], set()).add(self.at[other])
-            found.setdefault(self.at[other], set()).add(self.at[one])
+            found.setdefault(self.number_of[one], set()).add(self.number_of[other])
+            found.setdefault(self.number_of[other], set()).add(self.number_of[one])
         return found
 
     def _may_be_one(self, part: Part) -> bool:
-        """Return True if no pin, proof or trial separates two of its hosts."""
+        """Return True if no pin, proof or trial separates two of the part's hosts."""
         labels = {label for label, _ in (self.placing.groups[number] for number in part) if label is not None}
         torn = any(self._against.get(number, set()) & part for number in part)
         fabrics = [self.placing.fabrics[name] for name in self.hosts_of(part)]
@@ -153,10 +153,10 @@ def settle(placing: Placing, trials: Collection[RdmaVerdict]) -> SettledClusters
 
 
 def next_pairs(settled: SettledClusters) -> tuple[Pair, ...]:
-    """Return pairs of hosts to try next, without a host in common. Empty if no trial would show more.
+    """Return pairs of hosts to try next, no host in two of them. Empty if no trial would show more.
 
-    There is one for each open pair of clusters. A host whose trial failed is tried inside its own cluster, to learn if
-    it works at all.
+    There is one for each open pair of clusters. A host whose trial failed is tried inside its own cluster, to learn
+    whether it works at all.
     """
     tried = {frozenset(map(settled.part_of, trial.hosts)) for trial in settled.trials}
     taken: set[str] = set()
@@ -177,15 +177,15 @@ def _representative(settled: SettledClusters, part: Part) -> str:
 
 
 def _controls(settled: SettledClusters) -> Iterator[Pair]:
-    """Yield each host whose trial failed, with a neighbour. Hosts that work elsewhere or were tried so are left out."""
+    """Yield each host whose trial failed, with a neighbour. Leave out hosts that work elsewhere or were tried so."""
     failed = dict.fromkeys(name for trial in settled.trials if trial.verdict == "fails" for name in trial.hosts)
     inside = {
         name
         for trial in settled.trials
-        if settled.at[trial.hosts[0]] == settled.at[trial.hosts[1]]
+        if settled.number_of[trial.hosts[0]] == settled.number_of[trial.hosts[1]]
         for name in trial.hosts
     }
     for name in failed:
-        neighbours = [other for other in settled.placing.groups[settled.at[name]][1] if other != name]
+        neighbours = [other for other in settled.placing.groups[settled.number_of[name]][1] if other != name]
         if neighbours and name not in settled.working | inside:
             yield name, neighbours[0]

@@ -1,4 +1,4 @@
-"""Findings on clusters that facts leave open: the results of RDMA trials, and the questions that remain."""
+"""Report on clusters that facts leave open: the results of RDMA trials, and the questions that remain."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def settled_findings(settled: SettledClusters) -> Iterator[Finding]:
             seen = f"RDMA fails both ways, and each works with another host: {_shown([trial])}"
             yield TWO.finding(trial.hosts, seen)
     for part in settled.contradictory:
-        apart = [trial for trial in settled.apart if {settled.at[name] for name in trial.hosts} <= part]
+        apart = [trial for trial in settled.apart if {settled.number_of[name] for name in trial.hosts} <= part]
         against = f"and does not: {_shown(apart)}" if apart else "though facts or pins prove some of these hosts apart"
         seen = f"measurements contradict: RDMA works ({_shown(_joining(settled, part))}), {against}"
         yield CONTRADICTORY.finding(settled.hosts_of(part), seen)
@@ -76,24 +76,24 @@ def _undecided(trial: RdmaVerdict, settled: SettledClusters) -> Finding:
 
 
 def _joining(settled: SettledClusters, part: Part) -> list[RdmaVerdict]:
-    """Return the trials that work between clusters of the part."""
+    """Return the working trials between clusters of the part."""
     return [
         trial
         for trial in settled.trials
         if trial.verdict == "works"
-        and {settled.at[name] for name in trial.hosts} <= part
-        and settled.at[trial.hosts[0]] != settled.at[trial.hosts[1]]
+        and {settled.number_of[name] for name in trial.hosts} <= part
+        and settled.number_of[trial.hosts[0]] != settled.number_of[trial.hosts[1]]
     ]
 
 
 def _same(settled: SettledClusters, trial: RdmaVerdict) -> bool:
-    """Return True if its hosts are one cluster now."""
+    """Return True if the trial's hosts are one cluster now."""
     return settled.part_of(trial.hosts[0]) == settled.part_of(trial.hosts[1])
 
 
 def _doubted(settled: SettledClusters, trial: RdmaVerdict) -> bool:
-    """Return True if other trials contradict it."""
-    numbers = {settled.at[name] for name in trial.hosts}
+    """Return True if other trials contradict the trial."""
+    numbers = {settled.number_of[name] for name in trial.hosts}
     return any(numbers <= part for part in settled.contradictory)
 
 

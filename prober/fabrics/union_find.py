@@ -28,7 +28,7 @@ class UnionFind(Generic[T]):
             self._above[self.root(other)] = self.root(roots[0])
 
     def groups(self) -> list[tuple[T, ...]]:
-        """Return the sets, with members in the order they were given."""
+        """Return the sets, each with its members in the order given."""
         found: dict[T, list[T]] = {}
         for member in self._above:
             found.setdefault(self.root(member), []).append(member)

@@ -13,7 +13,7 @@ from holmes_core.remote.connect import connect
 from holmes_core.remote.slurm.slurm_step import connect_by_slurm
 from prober.asking.recording import HostNotes, HostRecording
 from prober.probe import Progress, ask_all, ask_by_script, failure_of
-from prober.running.watch_script import MAX_WAIT_S, WARM_UP, MarkedCommand, watch_script
+from prober.running.watch_script import MAX_WAIT_S, WARM_UP_FACTOR, MarkedCommand, watch_script
 from prober.running.watched_host import WatchedHost, read_watched
 from prober.running.watched_run import WatchedRun, watched_run
 
@@ -61,7 +61,7 @@ def _watch(watch: Watch, entry: HostEntry, position: int) -> HostRecording:
     notes = HostNotes(position=position, access=access, slurm_job=watch.slurm_job)
     if started is not None:
         notes = notes.model_copy(update={"started": started.mark})
-        timeout_s += MAX_WAIT_S + WARM_UP * watch.seconds
+        timeout_s += MAX_WAIT_S + WARM_UP_FACTOR * watch.seconds
         if access.transport != "local":
             started = started._replace(pid=None)
     by_slurm = functools.partial(connect_by_slurm, environ=watch.environ)

@@ -177,9 +177,9 @@ def _ranks(
     variables = variables_by_pid(facts_by_pid(found.of(asked.ENVIRONMENT), "environ"), slurm_job)
     words = facts_by_pid(found.of(asked.COMMAND_LINES), "cmdline")
     threads = [parse_stats(text) for text in found.of(asked.MAIN_THREADS)]
-    waits = [facts_by_pid([text], "wchan") for text in found.of(asked.WAITS)]
+    waits = [facts_by_pid([text], "wchan") for text in found.of(asked.WAIT_CHANNELS)]
     disk = [facts_by_pid([text], "io") for text in found.of(asked.DISK)]
-    networks = _networks(found.of(asked.NETWORKS))
+    networks = _networks(found.of(asked.NETWORK_NAMESPACES))
     main = cpu_shares(threads[0], threads[-1], found.times[-1] - found.times[0]) if len(threads) > 1 else {}
     for job, number, pids in families(variables):
         split = split_family(pids, last)

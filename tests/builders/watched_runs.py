@@ -105,7 +105,7 @@ class Watched:
         for command in (asked.SOCKETS, asked.DISK):
             first = next(each.text for each in self.hosts[host] if each.command == command.shown)
             self.edit(host, command, lambda _, first=first: first)  # type: ignore[misc]
-        self.sub(host, asked.WAITS, ":.*$", ":ep_poll")
+        self.sub(host, asked.WAIT_CHANNELS, ":.*$", ":ep_poll")
 
     def gpus(
         self, host: str, *, use: int = 95, clock: int = 1900, reasons: str = "0x0", ecc: tuple[int, int] = (0, 0)

@@ -11,7 +11,7 @@ from launcher.nodes.start import RunningNodes
 from launcher.prepare.prepare import Attempt, prepare
 from launcher.prepare.user_variables import UserVariables
 from launcher.supervise.attempt_state import CAUSE_WINDOW_S, AttemptState
-from launcher.supervise.watch import Happened, watch
+from launcher.supervise.watch import AttemptEvent, watch
 from tests.launcher.plans import cpu_plan
 
 PLAN = cpu_plan()
@@ -24,10 +24,10 @@ class Refusing:
         return "set of '!!!x'" if message.line else None
 
 
-def watched(heard: list[NodeMessage]) -> tuple[AttemptState, list[Happened]]:
+def watched(heard: list[NodeMessage]) -> tuple[AttemptState, list[AttemptEvent]]:
     """The state when all that was heard has been taken, and what was told of it. No node can be sent anything."""
     bundles = prepare(PLAN, Attempt("20260101-000000-abcd"), UserVariables({}, {}))
-    nodes, told = RunningNodes(bundles, False, Interrupts(), meeting=Refusing()), list[Happened]()
+    nodes, told = RunningNodes(bundles, False, Interrupts(), meeting=Refusing()), list[AttemptEvent]()
     for each in heard:
         nodes.heard.put(each)
     state = AttemptState(PLAN, False, started_s=0.0, unix_offset_s=0.0)

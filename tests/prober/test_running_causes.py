@@ -376,8 +376,8 @@ def test_rank_that_waits_elsewhere_than_most_hangs() -> None:
         watched.quiet(host)
     watched.process("a1", 70001, "python", 0.0)
     watched.family("a1", 70001, rank=2)
-    watched.edit("a1", asked.WAITS, lambda text: text + "/proc/70001/wchan:ep_poll\n")
-    watched.sub("a2", asked.WAITS, ":ep_poll", ":hrtimer_nanosleep")
+    watched.edit("a1", asked.WAIT_CHANNELS, lambda text: text + "/proc/70001/wchan:ep_poll\n")
+    watched.sub("a2", asked.WAIT_CHANNELS, ":ep_poll", ":hrtimer_nanosleep")
     found = watched.diagnosis()
     assert found.cause == "hanging-rank"
     assert "rank 1 on a2" in found.says

@@ -221,7 +221,7 @@ def test_a_carrier_goes_on_with_others_after_a_changed_frame() -> None:
 
         ends = [(pair(), pair()) for _ in range(2)]
         for (_, local), (_, remote) in ends:
-            carrier.join(SocketSide(local), SocketSide(remote, FrameKeys(KEY, OTHER_KEY)))
+            carrier.connect(SocketSide(local), SocketSide(remote, FrameKeys(KEY, OTHER_KEY)))
         ((bad_local, _), (bad_remote, _)), ((good_local, _), (good_remote, _)) = ends
         bad_remote.sendall(os.urandom(HEAD_BYTES))
         assert bad_local.recv(1) == b""

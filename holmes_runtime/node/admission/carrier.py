@@ -1,4 +1,7 @@
-"""A two-way proxy between pairs of sockets, many pairs in one thread. Bytes for other hosts are in keyed frames."""
+"""A two-way proxy that relays data between many pairs of sockets in one thread.
+
+Traffic to other hosts is framed and authenticated, with keys per connection. It is not encrypted.
+"""
 
 from __future__ import annotations
 
@@ -19,109 +22,111 @@ from holmes_runtime.node.admission.keyed_frames import (
 
 
 class SocketSide(NamedTuple):
-    """A socket to carry data to and from. `keys` are for its frames; None for traffic within this host."""
+    """One side of a relayed pair. `keys` authenticate its frames; None if the traffic stays on this host."""
 
     socket: socket.socket
     keys: FrameKeys | None = None
 
 
-class _End:
-    """One socket of a pair. While `waiting` holds bytes not yet sent to it, the other socket is not read."""
+class _Endpoint:
+    """One socket of a pair. While it still has `pending` bytes to send, the other socket is not read."""
 
     def __init__(self, side: SocketSide) -> None:
         self.socket = side.socket
         self.peer = ""
         self.reader = self.writer = None
         if side.keys is not None:
-            with contextlib.suppress(OSError):  # it has been closed again
+            with contextlib.suppress(OSError):  # the peer has already disconnected
                 self.peer = str(side.socket.getpeername()[0])
             self.reader, self.writer = FrameReader(side.keys.received), FrameWriter(side.keys.sent)
-        self.other = self
-        self.waiting = b""
+        self.other = self  # replaced in `connect`
+        self.pending = b""
 
     @property
     def events(self) -> int:
-        reads = 0 if self.other.waiting else selectors.EVENT_READ
-        return reads | (selectors.EVENT_WRITE if self.waiting else 0)
+        reads = 0 if self.other.pending else selectors.EVENT_READ
+        return reads | (selectors.EVENT_WRITE if self.pending else 0)
 
 
 class Carrier:
-    """Carries data between many pairs of sockets. When one socket of a pair ends, `close` is called for both.
+    """Relays data between many pairs of sockets.
 
-    A pair is also closed if a frame was changed in transit, after `changed` is called with the frame's origin.
+    When either socket reaches EOF or fails, `close_socket` is called for both: half-open connections are not kept. If a
+    frame was altered in transit, `on_altered` is called with its sender's IP address, and the pair is then closed.
+    Neither callback may call `connect`.
     """
 
-    def __init__(self, close: Callable[[socket.socket], None], changed: Callable[[str], None]) -> None:
-        self._close, self._changed = close, changed
+    def __init__(self, close_socket: Callable[[socket.socket], None], on_altered: Callable[[str], None]) -> None:
+        self._close_socket, self._on_altered = close_socket, on_altered
         self._selector = selectors.DefaultSelector()
         self._lock = Lock()
 
     def start(self) -> None:
-        """Start to carry data, in a thread that ends with the process."""
-        Thread(target=self._carry, daemon=True).start()
+        """Start relaying in a daemon thread."""
+        Thread(target=self._relay, daemon=True).start()
 
-    def join(self, one: SocketSide, another: SocketSide) -> None:
-        """Carry bytes between these two sockets."""
-        ends = _End(one), _End(another)
-        ends[0].other, ends[1].other = ends[1], ends[0]
-        for end in ends:
-            end.socket.settimeout(0.0)
-            end.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def connect(self, one: SocketSide, another: SocketSide) -> None:
+        """Start relaying between these two sockets. They become non-blocking."""
+        pair = _Endpoint(one), _Endpoint(another)
+        pair[0].other, pair[1].other = pair[1], pair[0]
+        for endpoint in pair:
+            endpoint.socket.settimeout(0.0)
+            endpoint.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
-            for end in ends:
-                self._selector.register(end.socket, end.events, end)
+            for endpoint in pair:
+                self._selector.register(endpoint.socket, endpoint.events, endpoint)
 
-    def _carry(self) -> None:
+    def _relay(self) -> None:
         while True:
-            found = self._selector.select()
+            ready = self._selector.select()
             with self._lock:
-                for key, events in found:
-                    self._move(key.data, events)
+                for key, events in ready:
+                    self._serve(key.data, events)
 
-    def _move(self, end: _End, events: int) -> None:
-        if end.socket.fileno() < 0:
-            return  # closed a moment ago, with its other end
+    def _serve(self, endpoint: _Endpoint, events: int) -> None:
+        if endpoint.socket.fileno() < 0:
+            return  # already closed with its partner, earlier in this batch
         try:
             if events & selectors.EVENT_WRITE:
-                self._give(end)
+                self._flush(endpoint)
             if events & selectors.EVENT_READ:
-                self._take(end)
+                self._receive(endpoint)
         except FrameAltered:
-            self._changed(end.peer)
-            self._end(end)
+            self._on_altered(endpoint.peer)
+            self._close_pair(endpoint)
         except OSError:
-            self._end(end)
+            self._close_pair(endpoint)
 
-    def _take(self, end: _End) -> None:
-        data = end.socket.recv(MAX_FRAME_BYTES)
+    def _receive(self, endpoint: _Endpoint) -> None:
+        data = endpoint.socket.recv(MAX_FRAME_BYTES)
         if not data:
-            self._end(end)
+            self._close_pair(endpoint)
             return
-        if end.reader is not None:
-            data = end.reader.take(data)
-        if data and end.other.writer is not None:
-            data = end.other.writer.frame(data)
+        if endpoint.reader is not None:
+            data = endpoint.reader.take(data)
+        if data and endpoint.other.writer is not None:
+            data = endpoint.other.writer.frame(data)
         if data:
-            end.other.waiting = data
-            self._give(end.other)
+            endpoint.other.pending = data
+            self._flush(endpoint.other)
 
-    def _give(self, end: _End) -> None:
+    def _flush(self, endpoint: _Endpoint) -> None:
         with contextlib.suppress(BlockingIOError):
-            end.waiting = end.waiting[end.socket.send(end.waiting) :]
-        for each in (end, end.other):
-            self._listen(each)
+            endpoint.pending = endpoint.pending[endpoint.socket.send(endpoint.pending) :]
+        for either in (endpoint, endpoint.other):
+            self._update_interest(either)
 
-    def _listen(self, end: _End) -> None:
-        known = end.socket in self._selector.get_map()
-        if end.events == 0 and known:
-            self._selector.unregister(end.socket)
-        elif end.events and known:
-            self._selector.modify(end.socket, end.events, end)
-        elif end.events:
-            self._selector.register(end.socket, end.events, end)
+    def _update_interest(self, endpoint: _Endpoint) -> None:
+        is_registered = endpoint.socket in self._selector.get_map()
+        if endpoint.events == 0 and is_registered:
+            self._selector.unregister(endpoint.socket)
+        elif endpoint.events and is_registered:
+            self._selector.modify(endpoint.socket, endpoint.events, endpoint)
+        elif endpoint.events:
+            self._selector.register(endpoint.socket, endpoint.events, endpoint)
 
-    def _end(self, end: _End) -> None:
-        for each in (end, end.other):
-            if each.socket in self._selector.get_map():
-                self._selector.unregister(each.socket)
-            self._close(each.socket)
+    def _close_pair(self, endpoint: _Endpoint) -> None:
+        for either in (endpoint, endpoint.other):
+            if either.socket in self._selector.get_map():
+                self._selector.unregister(either.socket)
+            self._close_socket(either.socket)

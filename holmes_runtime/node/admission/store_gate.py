@@ -133,7 +133,7 @@ class StoreGate:
     def _let_in(self, connection: socket.socket, see: Callable[[socket.socket], FrameKeys | None]) -> None:
         try:
             side = SocketSide(connection, see(connection))
-            self._carrier.join(side, SocketSide(self._door.connect()) if self._door else self._to_first_node())
+            self._carrier.connect(side, SocketSide(self._door.connect()) if self._door else self._to_first_node())
         except (OSError, NotProven):
             connection.close()
         finally:
