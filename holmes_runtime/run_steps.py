@@ -96,7 +96,9 @@ def evaluate(trainer: Trainer, steps: int, notices: RankNotices) -> float | None
     assert trainer.config.evaluation is not None
     loss = trainer.evaluate(trainer.config.evaluation.num_batches, steps)
     if trainer.validated is not None and trainer.validated.loss is None:
-        notices.say("warning", f"the validation loss after step {steps} is no finite number: it counts as no improvement")
+        notices.say(
+            "warning", f"the validation loss after step {steps} is no finite number: it counts as no improvement"
+        )
     return loss
 
 
