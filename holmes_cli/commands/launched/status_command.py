@@ -103,10 +103,7 @@ def _read(folder: Path) -> RunSnapshot:
 
 
 def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
-    """Return a host's current state, given the `last` one its agent reported.
-
-    An agent never outlives its attempt, so once the run is over that report is stale.
-    """
+    """Return a host's current state. Its agent's `last` report is stale once the run, and so the agent, has ended."""
     if any(failure.host == host and failure.host_lost for failure in run.failures):
         return "lost"
     if run.state != "running":
