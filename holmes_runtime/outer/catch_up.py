@@ -87,8 +87,7 @@ class CatchUp:
         messages, tags = [], []
         for lane, cells in lanes:
             sizes = sizes_to_everyone(sum(cell.elements for cell in cells), len(positions))
-            buffers = [buffer_for(self._sync.codec, size) for size in sizes]
-            gets = dict(zip(positions, buffers, strict=True))
+            gets = {peer: buffer_for(self._sync.codec, size) for peer, size in zip(positions, sizes, strict=True)}
             messages.append(LaneMessage(lane, {}, gets))
             tags.append(torch.empty(TAGS_BYTES, dtype=torch.uint8))
         carry(messages, self._sync.streams)

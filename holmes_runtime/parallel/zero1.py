@@ -82,8 +82,7 @@ class Zero1:
         device = self._buckets[0].master.device
         self._steps = {name: torch.zeros((), device=device) for name in (*(shard.name for shard in self._shards), "")}
         # The buckets of one update: all or, with states in host memory, one, so that copies and updates overlap.
-        one_by_one = [([bucket], shards) for bucket, shards in by_bucket]
-        self._updates = one_by_one if offload else [(self._buckets, self._shards)]
+        self._updates = [([each], shards) for each, shards in by_bucket] if offload else [(self._buckets, self._shards)]
 
     def _make_buckets(
         self,

@@ -128,8 +128,7 @@ def _is_running(folder: Path) -> bool:
 
 def _page(folder: Path, followed: bool = False) -> str:
     """Return the page of a run, or of all its islands together."""
-    # Imported late: these pull in Jinja2, which is slow to import.
-    from holmes_cli.islands.islands_page import IslandState, islands_status_page
+    from holmes_cli.islands.islands_page import IslandState, islands_status_page  # late, as Jinja2 is slow to import
     from holmes_cli.pages.status_page import status_page
 
     stored = find_run(str(folder))
