@@ -99,8 +99,7 @@ class Trial:
 
     def _stages(self) -> tuple[Stage, ...]:
         layers_per_stage = self.model.num_layers // self.pp
-        first_layers = [index * layers_per_stage for index in range(self.pp)]
-        return tuple(Stage(index, first, first + layers_per_stage) for index, first in enumerate(first_layers))
+        return tuple(Stage(index, index * layers_per_stage, (index + 1) * layers_per_stage) for index in range(self.pp))
 
     def _groups(self) -> list[Group]:
         first, second = ([stage * self.dp + replica for replica in range(self.dp)] for stage in range(2))

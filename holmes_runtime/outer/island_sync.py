@@ -62,7 +62,7 @@ class IslandSync:
         limit, interface = timedelta(seconds=training.timeout_s), self._sync.interfaces[rank]
         self._maker = LaneMaker(rendezvous, store, rank, limit, interface, self._sync.streams)
         self._lanes: list[OpenLane] = []
-        self._opened, self._islands = -1, 0  # the round for which `_lanes` were opened, and the islands in them
+        self._opened, self._islands = -1, 0  # the round for which `_lanes` were opened, and how many islands share them
         self._senders: list[StateSender] = []
         self._is_free = Event()  # set while no outer sync is under way
         self._is_free.set()

@@ -72,10 +72,10 @@ class OuterLoop:
         self._state = OuterState(weights, self._sync, frozen_weights)
         store = open_meeting(os.environ, min(training.timeout_s, self._sync.grace_s + OPENING_S))
         self._rendezvous = Rendezvous(store, self._sync, rank, training.timeout_s)
-        self._exchanges = partial(IslandSync, training, rank, self._state, self._rendezvous, store)
+        self._make_sync = partial(IslandSync, training, rank, self._state, self._rendezvous, store)
         self._rounds = Rounds(training.steps, self._sync.inner_steps, self._sync.fragments)
         self._in_flight: InFlightSync | None = None
-        self._unapplied: int | None = None  # after how many steps the outcome that is not yet applied was sent
+        self._unapplied: int | None = None  # the steps after which the outer sync yet to be applied was sent
         self._fragments = Fragments({}, self._sync.fragments, self._rounds.last)
         self._behind_steps = 0  # steps that the others are ahead, to skip when the outcome is applied
         self._watched: Future[Outcome] | None = None  # the outer sync whose thread looks for arrivals at the next
@@ -117,7 +117,7 @@ class OuterLoop:
             if counters is None and not started.is_behind:
                 self._rendezvous.compare_weights(self.counters.exchange, sum(anchor.bits for anchor in sums))
         self._fragments = self._fragments._replace(by_name=fragments_of(layout, self._sync.fragments))
-        self._exchange = self._exchanges(started.start, self._fragments)
+        self._island_sync = self._make_sync(started.start, self._fragments)
         self._pace = StepPace(steps, time.monotonic(), steps)
         if started.is_behind:
             self._send(steps, is_behind=True)
@@ -185,7 +185,7 @@ class OuterLoop:
         self._watched = None
         if is_over:
             steps = self._run_last_syncs(steps)
-            self._exchange.finish()
+            self._island_sync.finish()
         self.settle()
         if self._rank == 0:
             self._rendezvous.leave(is_over)
@@ -241,7 +241,7 @@ class OuterLoop:
 
     def _run(self, outcome: Future[Outcome], contribution: Contribution) -> None:
         try:
-            outcome.set_result(self._exchange.run(contribution))
+            outcome.set_result(self._island_sync.run(contribution))
         except Exception as error:  # raised again in the training thread
             outcome.set_exception(error)
         else:
@@ -294,8 +294,8 @@ class OuterLoop:
         synced[outcome.exchange % self._sync.fragments] = in_flight.sent_steps
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced), outcome.islands)
         self._in_flight, self._unapplied = None, in_flight.sent_steps
-        furthest_steps = round(outcome.early * self._rounds.interval(outcome.exchange))
-        self._behind_steps = max(0, in_flight.early_steps - furthest_steps)
+        furthest_early_steps = round(outcome.early * self._rounds.interval(outcome.exchange))
+        self._behind_steps = max(0, in_flight.early_steps - furthest_early_steps)
 
     def _join(self, outcome: Outcome, steps: int) -> int:
         """Take the state of the other islands, including the parameters; return the steps to continue from.
