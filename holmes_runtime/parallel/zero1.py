@@ -32,8 +32,8 @@ class Zero1:
     """The gradients, optimizer states and weights of all of a rank's stages.
 
     It owns the gradients and the memory of the weights: other code must not replace `.grad` or `.data`. It leaves
-    frozen parameters alone. A step calls `start()`, runs the backwards, and calls `finish()` and then `step(...)`, or
-    `publish_update()` to keep the weights. Gradients arrive by hooks or, where these do not fire, by `gradient_added`.
+    frozen parameters alone. In each step, call `start()`, run the backwards, call `finish()`, and then `step(...)` or,
+    to keep the weights, `publish_update()`. Gradients arrive by hooks or, where none fires, by `gradient_added`.
     """
 
     def __init__(
