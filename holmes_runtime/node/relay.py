@@ -26,7 +26,7 @@ COMMANDS_PIPE = "commands"
 WAKING_PIPE = "waking"  # through which the agent wakes its relay for an urgent message
 AGENT_FILE = "agent.json"
 POLL_S = 0.1
-MAX_CHECK_S = 1.0  # that one check may add to the time that an agent counts as stopped
+MAX_CHECK_S = 1.0  # the most that one check adds to the time for which the agent was stopped
 PATIENCE_S = 5.0  # for a reader that takes nothing
 _MAX_UNSENT_BYTES = 1 << 20
 
@@ -88,7 +88,7 @@ class AgentAsChild:
         return True
 
     def _end_if_stopped(self) -> None:
-        """Kill an agent stopped for too long. As this process may have been too, a check adds at most MAX_CHECK_S."""
+        """Kill an agent stopped for too long. A check counts at most MAX_CHECK_S, in case this process stopped too."""
         now_s = time.monotonic()
         since_s, self._checked_s = min(now_s - self._checked_s, MAX_CHECK_S), now_s
         process = read_process(self._pid)
