@@ -217,7 +217,7 @@ class IslandSync:
                 raise RuntimeError(trouble)
 
     def _open(self, roster: Roster) -> None:
-        """Open the lanes with their groups, unless all participants still have those of an earlier outer sync."""
+        """Open the lanes with their groups, unless all participants still have them from an earlier outer sync."""
         islands = roster.participants
         rounds = {arrival.groups for arrival in islands}
         if len(rounds) == 1 and self._opened >= 0 and self._islands == len(islands):

@@ -54,7 +54,7 @@ class Pipeline:
     ) -> None:
         """`gradient_added` is called for every parameter whose `.grad` grew without autograd's hooks.
 
-        With a `loss_scale`, gradients are those of the scaled loss. The losses returned are unscaled.
+        With a `loss_scale`, gradients belong to the scaled loss. The losses returned are unscaled.
         """
         self.is_first = me.pp_rank == 0
         self.is_last = me.pp_rank == config.pp - 1
