@@ -91,7 +91,7 @@ def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, floa
         return statistics.median(cost.backward_s for cost in of[pipelines.dp :])
 
     few, many = costs(FEW), costs(MANY)
-    few_s, many_s = (statistics.median(cost.rest_s for cost in each) for each in (few, many))
+    few_s, many_s = (statistics.median(cost.other_busy_s for cost in each) for each in (few, many))
     action_s = max(0.0, many_s - few_s) / (2 * (MANY - FEW))
     if alone.compile or alone.fp8:
         return action_s, None
@@ -101,7 +101,7 @@ def _in_pipelines(alone: Trial, slots: int, seconds: float) -> tuple[float, floa
 def _update_bytes_per_s(alone: Trial, slots: int, seconds: float) -> float:
     """Return the bytes of the slot's share of the optimizer, divided by the seconds of a step's update."""
     replicas = replace(alone, dp=max(2, slots), num_microbatches=FEW)
-    update_s = statistics.median(cost.update_s for cost in run_trial(replicas, seconds, replicas.dp))
+    update_s = statistics.median(cost.other_s for cost in run_trial(replicas, seconds, replicas.dp))
     parameters = stage_parameters(alone.model, alone.model.num_layers, is_first=True, is_last=True)
     moved = parameters / replicas.dp * (UPDATE_BYTES + VALUE_BYTES[alone.value_type])
     return moved / update_s

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holmes_runtime.checkpoint.checkpoints import Checkpoints
 
 COLLECT_EVERY_STEPS = 100
-PLACES_RECORDED = 3  # first steps with recorded allocations; a GPU that is too small is full by then
+RECORDED_STEPS = 3  # at the start, with recorded allocations: a GPU that is too small is full by then
 
 
 def run_steps(
@@ -31,16 +31,16 @@ def run_steps(
     checkpoints: Checkpoints | None,
     first_step: int,
     lines: MetricsFile,
-    where: PositionReport,
+    position: PositionReport,
     profiler: StepProfiler,
     notices: RankNotices,
     counts_bytes: bool,
 ) -> None:
-    """Take the steps from `first_step` to the last, or until all ranks agree to stop.
+    """Take steps from `first_step` to the end of the run, or until all ranks agree to stop.
 
-    Barriers before the first and after the last step make the run's byte counts complete. The last step is always
-    saved. An island skips steps if the others have continued without it. An evaluation or a checkpoint that was due
-    after a skipped step follows at once.
+    Barriers before the first and after the last step make the run's byte counts complete. The state after the last step
+    is always saved. An island skips steps if the others have continued without it. An evaluation or checkpoint that
+    was due after a skipped step then follows at once.
     """
     config = trainer.config
     examination = Examination(config, trainer.me, trainer.groups, trainer.device)
@@ -53,7 +53,7 @@ def run_steps(
     may_stop_early = config.evaluation is not None and config.evaluation.patience is not None
     while next_step < config.steps and trainer.early_stop is None:
         step = next_step
-        where.now(f"step {step + 1}")
+        position.now(f"step {step + 1}")
         result, next_step = take_step(trainer, outer, step)
         taken += 1
         collect_garbage(taken)
@@ -69,7 +69,7 @@ def run_steps(
         if evaluates or examines or saves or profiler.changes_at(next_step):
             trainer.zero1.wait()
             meter.pause()
-            where.now(f"evaluation, examination or checkpoint after step {step + 1}")
+            position.now(f"evaluation, examination or checkpoint after step {step + 1}")
         if evaluates:
             line = line._replace(eval_loss=evaluate(trainer, next_step, notices))
             is_last = is_last or trainer.early_stop is not None
@@ -84,7 +84,7 @@ def run_steps(
         if is_last:
             break
         profiler.reach(next_step)
-        record_places(trainer.device, on=step + 1 < first_step + PLACES_RECORDED)
+        record_places(trainer.device, on=step + 1 < first_step + RECORDED_STEPS)
         meter.resume()
     gc.enable()
     profiler.finish()
@@ -92,7 +92,7 @@ def run_steps(
 
 
 def evaluate(trainer: Trainer, steps: int, notices: RankNotices) -> float | None:
-    """Evaluate after `steps` steps on all ranks. Return the validation loss on ranks that record it, else None."""
+    """Evaluate on all ranks after `steps` steps. Return the validation loss on the ranks that know it, else None."""
     assert trainer.config.evaluation is not None
     loss = trainer.evaluate(trainer.config.evaluation.num_batches, steps)
     if trainer.validated is not None and trainer.validated.loss is None:
@@ -103,7 +103,7 @@ def evaluate(trainer: Trainer, steps: int, notices: RankNotices) -> float | None
 
 
 def end(early_stop: str | None, steps: int, checkpoints: Checkpoints | None, notices: RankNotices) -> None:
-    """Wait for the last checkpoint, and report an early stop after `steps` steps."""
+    """Wait for the last checkpoint. If the run stops early, after `steps` steps, report the reason."""
     if checkpoints is not None:
         checkpoints.close(is_over=early_stop is not None)
     if early_stop is not None:
@@ -112,7 +112,7 @@ def end(early_stop: str | None, steps: int, checkpoints: Checkpoints | None, not
 
 
 def take_step(trainer: Trainer, outer: OuterLoop | None, step: int) -> tuple[StepResult, int]:
-    """Take one step, with the outer syncs of an island. Return the result and the number of the next step."""
+    """Take one step, and an island's outer syncs around it. Return the result and the number of the next step."""
     if outer is not None:
         outer.before_step(step)
     with named_range(step_name(step)):
@@ -121,7 +121,7 @@ def take_step(trainer: Trainer, outer: OuterLoop | None, step: int) -> tuple[Ste
 
 
 def save(trainer: Trainer, outer: OuterLoop | None, checkpoints: Checkpoints, steps: int) -> None:
-    """Start to save the state after `steps` steps. An island first completes its outer sync in flight."""
+    """Start saving the state after `steps` steps. An island first waits for its outer sync in flight."""
     if outer is None:
         checkpoints.save(trainer.zero1.shards(), trainer.counters(steps))
     else:
@@ -130,10 +130,10 @@ def save(trainer: Trainer, outer: OuterLoop | None, checkpoints: Checkpoints, st
 
 
 def collect_garbage(steps_taken: int) -> None:
-    """Collect garbage after the first step and after every hundredth. Automatic collection is off.
+    """Collect garbage after the first step and every hundredth step. Automatic collection is off.
 
-    Automatic collection would run at a different moment on each rank, and every step waits for the slowest rank.
-    Objects left after the first step stay to the end, so they are frozen and not examined again.
+    It would run at a different moment on each rank, and every step waits for the slowest rank. Objects that exist after
+    the first step live until the end, so they are frozen, and later collections skip them.
     """
     if steps_taken == 1 or steps_taken % COLLECT_EVERY_STEPS == 0:
         gc.collect()

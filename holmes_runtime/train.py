@@ -1,4 +1,4 @@
-"""`python -m holmes_runtime.train CONFIG.json`, started by torchrun: train one rank's part of the run."""
+"""Train one rank of a run: `python -m holmes_runtime.train CONFIG.json`, started by torchrun."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch's variable
 
 @dataclass(frozen=True)
 class Launched:
-    """The settings that torchrun and the launcher put into a rank's environment."""
+    """The settings that torchrun and the launcher pass to a rank in environment variables."""
 
     rank: int
     local_rank: int
@@ -57,7 +57,11 @@ class Launched:
 
 
 def read_environment(environ: Mapping[str, str]) -> Launched:
-    """Return the settings of this rank. Raise RuntimeError if torchrun's variables are missing."""
+    """Return this rank's settings.
+
+    Raises:
+        RuntimeError: One of torchrun's variables is missing.
+    """
     missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name not in environ]
     if missing:
         raise RuntimeError(f"{', '.join(missing)} not set: start this module with torchrun")
@@ -71,12 +75,12 @@ def read_environment(environ: Mapping[str, str]) -> Launched:
 
 
 def describe_rank(config: RunConfig, me: Rank) -> str:
-    """Return a line to print: the rank's host, its stages, and the interface of each of its groups."""
-    held = [
+    """Return a line to print, with the rank's host, its stages, and the interface that each of its groups uses."""
+    stages = [
         f"stage {stage.index} (layers {stage.first_layer}-{stage.stop_layer - 1})"
         for stage in config.stages_of(me.pp_rank)
     ]
-    parts = [f"rank {me.rank} on {me.host}: {', '.join(held)}, replica {me.dp_rank}"]
+    parts = [f"rank {me.rank} on {me.host}: {', '.join(stages)}, replica {me.dp_rank}"]
     if config.tp > 1:
         parts.append(f"shard {me.tp_rank}")
     for group in config.groups:
@@ -86,52 +90,52 @@ def describe_rank(config: RunConfig, me: Rank) -> str:
 
 
 def _describe_group(group: Group, me: Rank) -> str:
-    """Return the role of rank `me` in `group`, such as "activations to rank 3"."""
+    """Return what rank `me` exchanges in `group`, such as "activations to rank 3"."""
     others = " ".join(str(rank) for rank in group.ranks if rank != me.rank)
     if group.axis not in EDGE_AXES:
         return f"{group.axis.replace('_', ' ')} with {others}"
-    gives = (group.axis == "pp_forward") == (group.ranks[0] == me.rank)
+    sends = (group.axis == "pp_forward") == (group.ranks[0] == me.rank)
     payload = "activations" if group.axis == "pp_forward" else "gradients"
-    return f"{payload} {'to' if gives else 'from'} rank {others}"
+    return f"{payload} {'to' if sends else 'from'} rank {others}"
 
 
 def num_threads(config: RunConfig, environ: Mapping[str, str], cores: int) -> int:
-    """Return the CPU threads of a rank that may use `cores` cores.
+    """Return the number of CPU threads for a rank that may use `cores` cores.
 
     A GPU rank with optimizer states in host memory takes its share of these cores. It shares them with the ranks that
-    the plan binds to the same CPUs, or, if the plan binds none, with all ranks of the host.
+    the plan binds to the same CPUs or, if the plan binds none, with all ranks of the host.
     """
     if config.device == "cpu" or not config.optimizer_offload:
         return config.threads_per_rank
-    lists, local_rank = environ.get(RANK_CPUS, "").split(";"), int(environ.get("LOCAL_RANK", "0"))
-    own = lists[local_rank] if local_rank < len(lists) else ""
-    sharing = lists.count(own) if own else int(environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(config.threads_per_rank, cores // sharing)
+    cpu_lists, local_rank = environ.get(RANK_CPUS, "").split(";"), int(environ.get("LOCAL_RANK", "0"))
+    own_cpus = cpu_lists[local_rank] if local_rank < len(cpu_lists) else ""
+    sharing_ranks = cpu_lists.count(own_cpus) if own_cpus else int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(config.threads_per_rank, cores // sharing_ranks)
 
 
 def train(config: RunConfig, launched: Launched) -> None:
-    """Run all steps of this rank, and write a line of metrics for each."""
+    """Run all of this rank's steps, writing one line of metrics per step."""
     take_key(os.environ, [config.grid.rank(rank).host for rank in range(config.world_size)])
     me = config.grid.rank(launched.rank)
-    where = position_report_of(config, me.rank)
-    where.answer(launched.metrics_dir)
+    position = position_report_of(config, me.rank)
+    position.answer(launched.metrics_dir)
     torch.set_num_threads(num_threads(config, os.environ, len(os.sched_getaffinity(0))))
     device = process_groups.select_device(config.device, launched.local_rank, os.environ)
     record_places(device, on=True)
     with named_when_full(launched.rank, launched.metrics_dir):
-        _train_on(device, config, launched, me, where)
+        _train_on(device, config, launched, me, position)
 
 
-def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: Rank, where: PositionReport) -> None:
+def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: Rank, position: PositionReport) -> None:
     process_groups.check_interfaces(config, me.rank)
-    where.now("reading the data", alone=True)
+    position.now("reading the data", alone=True)
     shape = config.model
     corpus = load_corpus(config.data, me.host, shape.seq_length, shape.vocab_size, config.expected_tokenizer)
 
-    where.now("meeting the other ranks")
+    position.now("meeting the other ranks")
     process_groups.connect(config, me.rank, launched.world_size)
-    groups = process_groups.open_groups(config, me.rank, device, where.now)
-    where.now("comparing its data with other hosts")
+    groups = process_groups.open_groups(config, me.rank, device, position.now)
+    position.now("comparing its data with other hosts")
     check_same_corpus(HostCorpus(me.host, corpus.num_tokens, corpus.digest))
     has_frozen = config.lora is not None and config.emulation is None
     frozen_weights = common_frozen_weights(config, me.host) if has_frozen else None
@@ -140,16 +144,16 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
         notices.say("data", corpus.bad_lines.sentence, bad_lines_skipped=corpus.bad_lines.count)
     checkpoints = None
     if config.checkpoint:
-        from holmes_runtime.checkpoint.checkpoints import Checkpoints  # takes half a second: it imports torch's DTensor
+        from holmes_runtime.checkpoint.checkpoints import Checkpoints  # imports torch's DTensor, which takes 0.5 s
 
         checkpoints = Checkpoints(config, me, corpus.digest, notices, frozen_weights)
     is_new = checkpoints is None or checkpoints.is_empty
-    where.now("building the model", alone=True)
+    position.now("building the model", alone=True)
     before_update = checkpoints.await_copy if checkpoints else lambda: None
     trainer = Trainer(config, me, corpus, groups, device, draws=is_new, before_update=before_update)
     print(describe_rank(config, me), flush=True)
 
-    where.now("loading a checkpoint, or meeting the others for the first step")
+    position.now("loading a checkpoint, or meeting the others for the first step")
     outer = None
     if config.island:
         weights = BundledWeights(trainer.zero1, groups, me.tp_rank)
@@ -163,7 +167,7 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     if is_new:
         notices.say("start", first_weights(config))
     if outer is not None:
-        where.now("meeting the other islands")
+        position.now("meeting the other islands")
         first_step = outer.begin(first_step, counters.outer if counters else None)
     if groups.digests is not None and groups.digests.are_compared:
         notices.say(
@@ -173,10 +177,9 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
     profiler = StepProfiler(config.profile, first_step, me.rank, launched.metrics_dir, device)
     # Only the last stage has the loss, and the first replica prints it for all.
     prints = launched.prints_steps and me == config.grid.at(config.pp - 1, 0, 0)
-    prints_of = config.steps if prints else None
-    with metrics.MetricsFile(launched.metrics_dir, me.rank, prints_of=prints_of) as lines:
+    with metrics.MetricsFile(launched.metrics_dir, me.rank, prints_of=config.steps if prints else None) as lines:
         run_steps(
-            *(trainer, outer, checkpoints, first_step, lines, where, profiler, notices),
+            *(trainer, outer, checkpoints, first_step, lines, position, profiler, notices),
             counts_bytes=launched.local_rank == 0,
         )
         trainer.zero1.wait()
@@ -185,9 +188,9 @@ def _train_on(device: torch.device, config: RunConfig, launched: Launched, me: R
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) -> Counters | None:
-    """Load the newest checkpoint and return its counters; None if there is none.
+    """Load the newest checkpoint and return its counters, or None if the run has no checkpoint.
 
-    From then on SIGTERM makes the run save and stop.
+    From then on, SIGTERM makes the run save a checkpoint and stop.
     """
     counters = checkpoints.load(trainer.zero1.shards(), outer.saved() if outer else {})
     signal.signal(signal.SIGTERM, lambda *_: _stop_in_order(trainer))
@@ -198,7 +201,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, outer: OuterLoop | None) 
 
 
 def first_weights(config: RunConfig) -> str:
-    """Return a sentence about the initial weights of a run without a checkpoint, and the folder of its checkpoints."""
+    """Return a sentence that names a new run's initial weights and the folder for its checkpoints."""
     weights = "random weights" if config.weights is None else f"the weights of {config.weights}"
     weights += f" and the adapters of {config.first_adapters}" if config.first_adapters is not None else ""
     if config.checkpoint is None:
@@ -210,16 +213,16 @@ def first_weights(config: RunConfig) -> str:
 
 
 def _stop_in_order(trainer: Trainer) -> None:
-    """Finish and save the current step, and then stop. A second SIGTERM ends the process at once."""
+    """Ask the trainer to finish and save the current step, then stop. A second SIGTERM ends the process at once."""
     trainer.ask_to_stop()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class WholeErrorFile(ErrorHandler):
-    """A handler that writes the file whole. torchrun fails on a partial file of a killed rank, and names no rank."""
+    """An error handler that never leaves a partial file, on which torchrun would fail without naming a rank."""
 
     def record_exception(self, e: BaseException) -> None:
-        """Write the error to another file, and then rename that."""
+        """Write the error to a temporary file, then rename it."""
         path = os.environ.get(ERROR_FILE)
         if path is None:
             super().record_exception(e)
@@ -232,7 +235,7 @@ class WholeErrorFile(ErrorHandler):
 
 @partial(record, error_handler=WholeErrorFile())
 def main() -> None:
-    """Read the command line and the environment, and train."""
+    """Read the command line and the environment, then train."""
     parser = argparse.ArgumentParser(prog="python -m holmes_runtime.train", description="Train one rank of a run.")
     parser.add_argument("config", type=Path, help="the run configuration, JSON")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""One rank's part of a training step: its stages, its actions in the pipeline, gradients and optimizer states."""
+"""The trainer of one rank: it takes training steps with the rank's stages, pipeline, gradients and optimizer states."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class StepResult:
 
     `loss`: the mean over the global batch; None except on the last pipeline rank. `grad_norm`: global, before clipping.
     `skipped`: fp16 gradients overflowed, so their norm is unknown and the weights did not change. `stop`: a rank was
-    asked to stop, so all ranks stop after this step. `examine`: a rank asked all ranks for an examination. `exchange`:
-    the number of the outer sync to which one rank calls all ranks of this island; 0 if none.
+    asked to stop, so all ranks stop after this step. `examine`: a rank asked for an examination, in which all take
+    part. `exchange`: the outer sync at which a rank asked all of this island's ranks to arrive now; 0 if none.
     """
 
     loss: float | None
@@ -72,12 +72,12 @@ class Trainer:
         draws: bool = True,
         before_update: Callable[[], None] = lambda: None,
     ) -> None:
-        """Without `draws` the weights stay zero until a checkpoint is loaded. Each step calls `before_update`."""
+        """Initial weights are random with `draws`, else zero. Each step calls `before_update` before changing them."""
         self.config, self.me, self.groups, self.device = config, me, groups, device
         self.stopwatch = stopwatch or Stopwatch(device)
         self._wants_stop = self._wants_examination = False
         self._wanted_exchange = 0
-        self.validated: Validated | None = None  # the result of all evaluations so far, equal on all ranks
+        self.validated: Validated | None = None  # the outcome of all evaluations so far, the same on all ranks
         self._before_update = before_update
         self.training = make_samples(config, corpus.training, str(config.seed))
         # Validation has its own order of samples, the same at every evaluation and on every island.
@@ -117,15 +117,15 @@ class Trainer:
         )
 
     def ask_to_stop(self) -> None:
-        """Make the current step the last on all ranks, or the next step if it is too late for that."""
+        """Stop all ranks after the current step or, if it is too late for that, after the next one."""
         self._wants_stop = True
 
     def ask_to_examine(self) -> None:
-        """Ask all ranks for an examination, with the result of the next step."""
+        """Ask all ranks for an examination. The request reaches them with the next step's result."""
         self._wants_examination = True
 
     def ask_for_exchange(self, exchange: int) -> None:
-        """Call all ranks to outer sync `exchange`, in the results of all steps from now on. Only one rank may ask."""
+        """Ask all ranks, in every step's result from now on, to arrive at outer sync `exchange`. Only one may ask."""
         self._wanted_exchange = exchange
 
     def step(self, step: int) -> StepResult:
@@ -133,7 +133,7 @@ class Trainer:
 
         Raises:
             RuntimeError: The loss or the gradient norm is not finite; the message names the step and the ranks that
-                caused it. Or ranks received other data than was sent; the message names the wire.
+                caused it. Or a rank received data that differs from the data sent; the message names the wire.
         """
         rate = self.config.optimizer.rate_at(step, self.config.steps)
         self.zero1.start()
@@ -141,23 +141,23 @@ class Trainer:
             batch = self._batches.take(step)
         losses = self.pipeline.step(batch, step)
         squares = self.zero1.finish(self.config.total_microbatches * self._scale())
-        wanted = [self._wants_stop, self._wants_examination, self._wanted_exchange]
-        votes = torch.tensor(wanted, dtype=torch.float64)
+        requests = [self._wants_stop, self._wants_examination, self._wanted_exchange]
         self._wants_examination = False
-        own = [squares, self._sum_of(losses) / self.config.tp, to_device(votes, self.device)]
+        on_device = to_device(torch.tensor(requests, dtype=torch.float64), self.device)
+        summands = [squares, self._sum_of(losses) / self.config.tp, on_device]
         digests = self.groups.digests
         if digests is not None:
-            own.append(digests.balance(self.device))
-        sums = self._sum_over_ranks(torch.cat(own))
+            summands.append(digests.balance(self.device))
+        sums = self._sum_over_ranks(torch.cat(summands))
         if digests is not None:
             digests.sums.add(sums.nan_to_num())
         on_host = HostCopy(sums)
         self._before_update()
-        # The device clips or skips the update without the host, which reads the results later.
+        # The device itself clips or skips the update; the host reads the sums only afterwards.
         if self.config.emulation is None:
             self.zero1.step(rate, sums[0].sqrt())
         else:
-            # An optimizer step would take time that is not emulated, and there is nothing to learn.
+            # An optimizer step would take real time in an emulated run, which has nothing to learn.
             self.zero1.publish_update()
         self.stopwatch.add_up()
         return self._result(step, rate, losses, squares, *on_host.wait())
@@ -175,7 +175,7 @@ class Trainer:
         exchange: float,
         balance: float = 0.0,
     ) -> StepResult:
-        """Return the result from this rank's `losses` and `squares` and the sums over all ranks. Raise as `step`."""
+        """Return the result from this rank's `losses` and `squares` and the sums over all ranks. Raises as `step`."""
         if differs(balance):
             self._blame_wire(step)
         loss, grad_norm = total_loss / self.config.total_microbatches, math.sqrt(total_squares)
@@ -184,8 +184,8 @@ class Trainer:
             self._blame(first_makers(stages), step, f"the loss is {loss}")
         skipped = self.loss_scale is not None and not self.loss_scale.update(math.isfinite(grad_norm))
         if not skipped and not math.isfinite(grad_norm):
-            own = self._gather_stages(None if squares.isfinite().all() else 0)
-            self._blame(last_makers(tuple(own)), step, f"the gradient norm is {grad_norm}")
+            ranks = self._gather_stages(None if squares.isfinite().all() else 0)
+            self._blame(last_makers(tuple(ranks)), step, f"the gradient norm is {grad_norm}")
         return StepResult(
             loss=loss if self.pipeline.is_last else None,
             grad_norm=None if skipped else grad_norm,
@@ -199,14 +199,14 @@ class Trainer:
     def evaluate(self, num_batches: int, steps: int) -> float | None:
         """Return the mean validation loss of `num_batches` global batches; None except on the last pipeline rank.
 
-        The loss of one rank, after `steps` steps, enters `validated` on all ranks. A loss that is not finite is None in
-        both.
+        All ranks record the loss of one of them in `validated`, as the loss after `steps` steps. A loss that is not
+        finite becomes None in both.
         """
         losses: list[Tensor] = []
         with self.stopwatch.lap("evaluation"):
-            for batch in range(num_batches):
-                own = self._read(self.validation, batch).with_tensors(lambda values: to_device(values, self.device))
-                losses += self.pipeline.evaluate(own, self.config.microbatches[self.me.dp_rank], batch)
+            for number in range(num_batches):
+                batch = self._read(self.validation, number).with_tensors(lambda values: to_device(values, self.device))
+                losses += self.pipeline.evaluate(batch, self.config.microbatches[self.me.dp_rank], number)
         total = self._sum_of(losses)
         if self.pipeline.is_last:
             for group in self.groups.replicas:
@@ -231,14 +231,14 @@ class Trainer:
         return f"the validation loss did not fall below {lowest} in {seen.since_lowest} evaluations"
 
     def counters(self, steps: int, outer: OuterCounters | None = None) -> Counters:
-        """Return the counters for a checkpoint after `steps` steps. `outer` are an island's counters."""
+        """Return the counters for a checkpoint after `steps` steps, with an island's `outer` counters."""
         scale = self.loss_scale or LossScale(1.0)
         samples = self.training.first + steps * self.config.global_batch_size
         taken = self.zero1.steps_taken
         return Counters(steps, taken, scale.scale, scale.good_steps, samples, outer, self.validated)
 
     def restore(self, counters: Counters) -> None:
-        """Continue from `counters`, after masters and moments were loaded."""
+        """Continue from `counters`. Masters and moments must have been loaded."""
         first = counters.samples - counters.steps * self.config.global_batch_size  # not 0 if the batch size changed
         self.training = replace(self.training, first=first)
         self.zero1.steps_taken = counters.optimizer_steps
@@ -250,7 +250,7 @@ class Trainer:
     def begin_from(self, weights: Path) -> None:
         """Start from the published model in the folder `weights`.
 
-        Each replica reads its own shards and receives the others. Frozen weights are read by every rank that uses them.
+        Each replica reads its own shards and receives the others. Every rank reads the frozen weights that it uses.
 
         Raises:
             RuntimeError: The folder cannot be read, or holds another model.
@@ -276,7 +276,7 @@ class Trainer:
         self.zero1.publish()
 
     def _first_pieces(self) -> dict[str, TensorPiece]:
-        """Return the weights that this rank reads from a published model: frozen ones under adapters, else shards."""
+        """Return the weights to read from a published model: with adapters the frozen ones, else this rank's shards."""
         if self.config.lora is None:
             return weights_of(self.zero1.shards())
         return {
@@ -287,14 +287,14 @@ class Trainer:
         }
 
     def _scale(self) -> float:
-        """Return the factor on the gradients of losses."""
+        """Return the factor by which losses and their gradients are scaled."""
         return self.loss_scale.scale if self.loss_scale else 1.0
 
     def _read(self, samples: Samples, step: int) -> Batch:
         """Return this replica's samples in host memory.
 
-        The first and the last stage read tokens, and the last also the inputs of losses. If documents are separate,
-        every stage reads positions itself, so none are sent. A rehearsal uses none.
+        The first and last stages read tokens; the last also reads loss weights and soft targets. If documents are
+        separate, every stage reads the positions itself, so that none are sent. A rehearsal needs only tokens.
         """
         numbers = self.config.sample_numbers(self.me.dp_rank)
         needs_positions = self.config.data.documents != "joined" and self.config.emulation is None
@@ -323,38 +323,38 @@ class Trainer:
             return self.pipeline.sum_over_ranks(values)
 
     def _gather_stages(self, stage: int | None) -> dict[Rank, int]:
-        """Return the `stage` of every rank that calls this with one. Ranks with None are left out."""
+        """Return the `stage` that each rank passes, without ranks that pass None. All ranks call this together."""
         stages = torch.zeros(len(self.config.grid.ranks), dtype=torch.float64)
         stages[self.me.rank] = 0 if stage is None else stage + 1
         sums = HostCopy(self._sum_over_ranks(to_device(stages, self.device))).wait()
-        return {self.config.grid.rank(rank): int(found) - 1 for rank, found in enumerate(sums) if found}
+        return {self.config.grid.rank(rank): int(value) - 1 for rank, value in enumerate(sums) if value}
 
     def _blame_wire(self, step: int) -> NoReturn:
-        """Raise RuntimeError on the first rank whose digests differ. Other ranks wait, as in `_blame`."""
+        """Raise RuntimeError on the first rank whose digests differ, while the others wait as in `_blame`."""
         assert self.groups.digests is not None
         so_far = f"after step {step} all was equal" if step else "this is the first step"
         try:
-            found = differences(all_gather_records(self.groups.digests.record()), self.config)
+            differing = differences(all_gather_records(self.groups.digests.record()), self.config)
         except (ValueError, RuntimeError) as error:
             wires = wires_in_words(self.config)
             raise RuntimeError(
                 f"step {step + 1}: data between ranks {CHANGED}, in one of the groups {wires}; {so_far}; "
                 f"it is unknown in which, because digests could not be compared: {error}"
             ) from None
-        if found and self.me.rank != found[0].odd[0]:
+        if differing and self.me.rank != differing[0].odd[0]:
             HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()
-        what = digests_in_words(found, self.config) if found else f"the sum over all ranks {CHANGED}"
-        raise RuntimeError(f"step {step + 1}: {what}; {so_far}")
+        problem = digests_in_words(differing, self.config) if differing else f"the sum over all ranks {CHANGED}"
+        raise RuntimeError(f"step {step + 1}: {problem}; {so_far}")
 
-    def _blame(self, makers: Sequence[Rank], step: int, what: str) -> NoReturn:
+    def _blame(self, makers: Sequence[Rank], step: int, problem: str) -> NoReturn:
         """Raise RuntimeError on the ranks that first produced a number that is not finite.
 
-        Other ranks wait for them in a sum, so they end like the peers of any failed rank.
+        The other ranks wait for these in a sum, and therefore end like the peers of any failed rank.
         """
         if makers and self.me not in makers:
             HostCopy(self._sum_over_ranks(torch.zeros(1, dtype=torch.float64, device=self.device))).wait()
-        where = in_words(makers or [self.me], self.config.dp)
-        raise RuntimeError(f"step {step + 1}, {where}: {what}, {NOT_FINITE}")
+        ranks = in_words(makers or [self.me], self.config.dp)
+        raise RuntimeError(f"step {step + 1}, {ranks}: {problem}, {NOT_FINITE}")
 
 
 def context_parallel(config: RunConfig, me: Rank, groups: RankGroups, stopwatch: Stopwatch) -> ContextParallel:

@@ -1,4 +1,4 @@
-"""A few steps of a small run on this host, with the real trainer, to measure their cost on a slot."""
+"""Time a few training steps of a small run on this host, using the real trainer and one slot (GPU or CPUs) per rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 from holmes_runtime.comm import process_groups
 from holmes_runtime.comm.process_groups import RankGroups
-from holmes_runtime.comm.stopwatch import Stopwatch
+from holmes_runtime.comm.stopwatch import REST, Stopwatch
 from holmes_runtime.config.codec import Codec
 from holmes_runtime.config.model_shape import ModelShape
 from holmes_runtime.config.rank_grid import EDGE_AXES, Axis, Group, Rank
@@ -32,13 +32,13 @@ from holmes_runtime.node.data_files.stored_bytes import MemoryBytes
 from holmes_runtime.trainer import Trainer
 
 LOOPBACK = "lo"
-WARM_UP = 2  # first steps, which make connections, caches and buffers and are not counted
+WARM_UP = 2  # uncounted first steps, which set up connections, caches and buffers
 NO_CODEC: Codec = "none"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of `pp` x `dp` ranks with equal stages. Each replica runs `num_microbatches` per step."""
+    """A run of `pp` (1 or 2) x `dp` ranks: equal stages, and `num_microbatches` micro-batches per replica and step."""
 
     model: ModelShape
     device: Literal["cpu", "cuda"]
@@ -52,17 +52,17 @@ class Trial:
     dp: int = 1
     schedule: ScheduleName = "1f1b"
 
-    def device_of(self, slot: int) -> torch.device:
-        """Return the device of a slot: its own GPU, or the CPU."""
-        return torch.device("cuda", slot) if self.device == "cuda" else torch.device("cpu")
+    def device_of(self, rank: int) -> torch.device:
+        """Return the device that `rank` runs on: its own GPU, or the CPU."""
+        return torch.device("cuda", rank) if self.device == "cuda" else torch.device("cpu")
 
     @property
     def by_cpu_time(self) -> bool:
-        """True if seconds are CPU time of the training thread, not elapsed time."""
+        """True if costs are CPU time of the training thread rather than wall-clock time."""
         return self.device == "cpu" and self.threads == 1
 
     def config(self) -> RunConfig:
-        """Return the configuration that the ranks of the run read."""
+        """Return the run configuration for the trial's ranks."""
         ranks = [
             Rank(stage * self.dp + replica, "here", "here", stage, replica, 0)
             for stage in range(self.pp)
@@ -98,8 +98,8 @@ class Trial:
         )
 
     def _stages(self) -> tuple[Stage, ...]:
-        each = self.model.num_layers // self.pp
-        return tuple(Stage(index, index * each, (index + 1) * each) for index in range(self.pp))
+        layers_per_stage = self.model.num_layers // self.pp
+        return tuple(Stage(index, index * layers_per_stage, (index + 1) * layers_per_stage) for index in range(self.pp))
 
     def _groups(self) -> list[Group]:
         first, second = ([stage * self.dp + replica for replica in range(self.dp)] for stage in range(2))
@@ -116,81 +116,90 @@ def _group(axis: Axis, ranks: Sequence[int]) -> Group:
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over the steps of one rank, in seconds.
+    """One rank's median seconds per step.
 
-    `computing_s`: forwards and backwards. `update_s`: the rest of the step. `rest_s`: that without waits for other
-    ranks. `backward_s`: backwards alone. On a CPU slot of one thread they are CPU time of that thread, which other work
-    on the machine does not change, and else elapsed time.
+    `computing_s`: forward and backward passes. `other_s`: everything else in the step. `other_busy_s`: the part of
+    `other_s` not spent waiting for data or other ranks. `backward_s`: backward passes only. With one CPU thread these
+    are that thread's CPU time, which is largely unaffected by other load; otherwise wall-clock time.
     """
 
     computing_s: float
-    update_s: float
-    rest_s: float
+    other_s: float
+    other_busy_s: float
     backward_s: float
 
 
 def run_trial(trial: Trial, seconds: float, processes: int) -> list[Cost]:
-    """Take steps for about `seconds` in `processes` processes at the same time. Return their costs by rank.
+    """Run steps in `processes` parallel processes for about `seconds`, and return one cost per process, in rank order.
 
-    The processes form one run, or, if the trial has one rank, one run each.
+    A multi-rank trial is one run across all processes. A one-rank trial runs independently in each.
 
     Raises:
         RuntimeError: A process failed.
     """
-    # With a fork, torch is imported only once. No thread is lost, as nothing was computed yet. CUDA allows no fork.
+    # A fork imports torch only once, and is safe as torch has started no threads yet. CUDA does not survive a fork.
     fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
     context: ForkContext | SpawnContext = fork if trial.device == "cpu" else spawn
-    answers: SimpleQueue[tuple[int, Cost | str]] = context.SimpleQueue()
+    results: SimpleQueue[tuple[int, Cost | str]] = context.SimpleQueue()
     port = _free_port()
-    slots = [(trial, number, trial.device_of(number), port, seconds, answers) for number in range(processes)]
-    started = [context.Process(target=_run_rank, args=slot, daemon=True) for slot in slots]
+    arguments = [(trial, rank, trial.device_of(rank), port, seconds, results) for rank in range(processes)]
+    started = [context.Process(target=_run_rank, args=each, daemon=True) for each in arguments]
     for process in started:
         process.start()
     for process in started:
         process.join()
         if process.exitcode != 0:
-            reason = "" if answers.empty() else f": {answers.get()[1]}"
+            reason = f": {error}" if (error := first_error(results)) else ""
             raise RuntimeError(f"a process of the trial ended with {process.exitcode}{reason}")
-    by_rank = dict(answers.get() for _ in started)
-    return [cost for number in range(processes) if isinstance(cost := by_rank[number], Cost)]
+    by_rank = dict(results.get() for _ in started)
+    return [cost for rank in range(processes) if isinstance(cost := by_rank[rank], Cost)]
+
+
+def first_error(results: SimpleQueue[tuple[int, Cost | str]]) -> str | None:
+    """Return the first error in the queue, and drop the costs before it; None if no rank reported an error."""
+    while not results.empty():
+        _, result = results.get()
+        if isinstance(result, str):
+            return result
+    return None
 
 
 def _run_rank(
     trial: Trial,
-    number: int,
+    rank: int,
     device: torch.device,
     port: int,
     seconds: float,
-    answers: SimpleQueue[tuple[int, Cost | str]],
+    results: SimpleQueue[tuple[int, Cost | str]],
 ) -> None:
-    """Put this rank's cost, or the error, into `answers`."""
+    """Put the rank's cost, or its error, into `results`."""
     try:
-        cost = _cost_of_rank(trial, number, device, port, seconds)
+        cost = _cost_of_rank(trial, rank, device, port, seconds)
     except Exception as error:
-        answers.put((number, f"{type(error).__name__}: {error}"))
+        results.put((rank, f"{type(error).__name__}: {error}"))
         raise
-    answers.put((number, cost))
+    results.put((rank, cost))
 
 
-def _cost_of_rank(trial: Trial, number: int, device: torch.device, port: int, seconds: float) -> Cost:
+def _cost_of_rank(trial: Trial, rank: int, device: torch.device, port: int, seconds: float) -> Cost:
     config, groups = trial.config(), RankGroups()
     torch.set_num_threads(trial.threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    is_run = config.world_size > 1
-    if is_run:
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(number)}
-        os.environ.update(where, WORLD_SIZE=str(config.world_size))
-        process_groups.connect(config, number, config.world_size)
-        groups = process_groups.open_groups(config, number, device)
+    is_distributed = config.world_size > 1
+    if is_distributed:
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
+        os.environ.update(rendezvous, WORLD_SIZE=str(config.world_size))
+        process_groups.connect(config, rank, config.world_size)
+        groups = process_groups.open_groups(config, rank, device)
     corpus = random_corpus(trial.model)
-    me = config.grid.rank(number if is_run else 0)
+    me = config.grid.rank(rank if is_distributed else 0)
     stopwatch = Stopwatch(device, time.thread_time) if trial.by_cpu_time else Stopwatch(device)
     return _take_steps(Trainer(config, me, corpus, groups, device, stopwatch), seconds)
 
 
 def random_corpus(model: ModelShape, documents: Sequence[int] = ()) -> Corpus:
-    """Return random tokens for a hundred samples, the same in every process, with documents from these positions."""
+    """Return 100 samples of random tokens, identical in every process, with documents starting at the given tokens."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(model.vocab_size, (100 * model.seq_length,), generator=generator)
     stored = MemoryBytes(array("q", tokens.tolist()))
@@ -198,7 +207,7 @@ def random_corpus(model: ModelShape, documents: Sequence[int] = ()) -> Corpus:
 
 
 def _take_steps(trainer: Trainer, seconds: float) -> Cost:
-    """Take steps for about `seconds`. Return their cost by the trainer's clock."""
+    """Take steps for about `seconds`, and return the median cost per step, as measured by the trainer's stopwatch."""
     for step in range(WARM_UP):
         trainer.step(step)
         trainer.stopwatch.read_s()
@@ -206,13 +215,13 @@ def _take_steps(trainer: Trainer, seconds: float) -> Cost:
     stop_s, stop = time.monotonic() + seconds, False
     while not stop:
         if time.monotonic() > stop_s:
-            trainer.ask_to_stop()
+            trainer.ask_to_stop()  # all ranks must end with the same step
         stop = trainer.step(WARM_UP + len(steps)).stop
         laps_s = trainer.stopwatch.read_s()
         backward_s = laps_s.get("backward", 0.0)
         computing_s = laps_s.get("forward", 0.0) + backward_s
-        steps.append(Cost(computing_s, sum(laps_s.values()) - computing_s, laps_s.get("rest", 0.0), backward_s))
-    trainer.zero1.wait()
+        steps.append(Cost(computing_s, sum(laps_s.values()) - computing_s, laps_s.get(REST, 0.0), backward_s))
+    trainer.zero1.wait()  # other ranks may still be receiving weights from this one
     return Cost(*map(statistics.median, zip(*map(astuple, steps), strict=True)))
 
 

@@ -11,7 +11,7 @@ from holmes_cli.pages.render import render
 from holmes_cli.pages.run_picture import Concern, cluster_parts, run_tiles
 from holmes_cli.pages.run_traffic import LAST_STEPS, GroupTraffic, mean, traffic_of_run
 from holmes_cli.screen.plan_tables import count
-from holmes_cli.screen.show_run import sentences_of, state_in_words
+from holmes_cli.screen.show_run import run_sentences, state_in_words
 from holmes_core.records.plan import Plan
 from holmes_core.records.run import Failure
 from holmes_core.units import format_bytes, format_seconds
@@ -45,7 +45,7 @@ def status_page(
         refresh_s=REFRESH_S if followed else None,
         summary=f"{state_in_words(stored)}; step {done} of {plan.job.steps}; predicted "
         f"{format_seconds(plan.prediction.step_s)} a step, {plan.prediction.tokens_per_s:.0f} tokens/s",
-        sentences=[words for words in (stored.run.origin, *sentences_of(plan, stored.run)) if words],
+        sentences=[words for words in (stored.run.origin, *run_sentences(plan, stored.run)) if words],
         islands=(),
         headings=(),
         looks=looks,

@@ -38,7 +38,7 @@ def show_run(plan: Plan, run: Run, folder: Path) -> None:
         err.print(f"stopped after {run.steps_done} {done}; no rank is left running")
     if run.state == "done":
         _show_result(plan, run)
-    for sentence in sentences_of(plan, run):
+    for sentence in run_sentences(plan, run):
         print_out(sentence)
     if (folder / PROFILE_FILE).exists():
         print_out(f"profile: {folder / PROFILE_FILE}, predicted above measured; open it in https://ui.perfetto.dev")
@@ -116,7 +116,7 @@ def _show_result(plan: Plan, run: Run) -> None:
     out.print(fitted_table(headings, rows, out.width, title))
 
 
-def sentences_of(plan: Plan, run: Run) -> Iterator[str]:
+def run_sentences(plan: Plan, run: Run) -> Iterator[str]:
     """Yield the networks of a trainer's process groups, the reason of an early stop, and the newest checkpoint."""
     words = []
     for each in run.groups:

@@ -1,9 +1,10 @@
 """The node agent: checks the node, starts torchrun, records events, and ends everything on command.
 
-It works in the folder that was sent to it and communicates through files there, one record of `messages.py` per line:
-the parts of its messages, and the pipe `commands`, where an empty line is a sign of life. `relay.py` carries both to
-the controller and back. An attached run ends if no sign of life comes for `silence_limit_s`; a detached run goes on.
-It imports no torch, which may be missing, and only modules that load quickly: no dataclasses, no concurrent.futures.
+It works in the folder that was sent to its node, and communicates through files there, with one record of `messages.py`
+per line. It appends messages to a file, and reads commands from the pipe `commands`, where an empty line is a sign of
+life from the controller. `relay.py` carries both. An attached run ends after `silence_limit_s` without a sign of life;
+a detached run continues. The agent must not import torch, which may be missing, nor modules that load slowly, such as
+dataclasses and concurrent.futures.
 """
 
 from __future__ import annotations
@@ -62,21 +63,21 @@ from holmes_runtime.node.tail import LeftFiles, Tail
 POLL_S = 0.1
 WAITING_POLL_S = 0.5
 GRACE_S = 3.0
-NOTICED_S = 5.0  # by then the controller has also noticed that the agent is silent
+NOTICED_S = 5.0  # added to the silence limit: by then the controller has noticed that the agent is silent
 ALIVE_S = 2.0
 COUNTERS_S = 0.5
 RECORDS_OF_RANKS: Mapping[str, type[messages.Message]] = {
-    NOTICES_FILE: RankNotice,  # before the steps that follow them
+    NOTICES_FILE: RankNotice,  # first, because notices precede the steps after them
     GROUPS_FILE: GroupRecord,
     OUTER_SYNCS_FILE: RankOuterSync,
     METRICS_FILE: RankMetrics,
     messages.POSITIONS_FILE: messages.RankPosition,
 }
-"""The ranks' files of records that are forwarded line by line, by name."""
+"""The type of the records in each file of a rank that is forwarded line by line, by file name."""
 
 
 class Agent:
-    """One node in one attempt of a run, from the first check to the end of its processes."""
+    """The agent of one node in one attempt of a run, from the first check to the end of its processes."""
 
     def __init__(self, config: NodeConfig, folder: Path) -> None:
         self._config = config
@@ -90,7 +91,7 @@ class Agent:
         self._tails: dict[Path, Tail] = {}
         self._left_files = LeftFiles(folder)
         self._gpu_claims = GpuClaims()
-        self._stop_requested = self._was_signalled = False  # asked by the controller, and by a signal
+        self._stop_requested = self._was_signalled = False  # by the controller; by a signal
         self._ranks_are_up = False
         self._oom_kills = oom_kills()
         self._counted_s = 0.0
@@ -100,10 +101,11 @@ class Agent:
         """Run the attempt. Return the exit code: 0 done, 1 failed, 3 stopped or without a controller."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: setattr(self, "_was_signalled", True))
-        end = self._tunnel.open() if self._tunnel is not None else None  # first: wireguard-go must outlive the ranks
+        # Open the tunnel before adopting orphans, so that wireguard-go outlives the ranks.
+        tunnel_end = self._tunnel.open() if self._tunnel is not None else None
         adopt_orphans()
-        remembered = Path(memory_folder(self._config.run_id, self._config.host))
-        held = hold(remembered)
+        memory = Path(memory_folder(self._config.run_id, self._config.host))
+        lock = hold(memory)
         try:
             remove_memory(time.time())
             remove_unstarted(time.time(), self._folder.parents[1])
@@ -112,27 +114,24 @@ class Agent:
             self._gpu_kinds = tuple(sorted(planned))
             taken = self._gpu_claims.take(self._config.gpus, facts.gpus or (), self._config.run_id)
             listeners = self._listeners.open(facts.interfaces)
-            self._report(
-                messages.Ready(facts._replace(gpus_taken=taken), listeners, self._listeners.open_rendezvous(), end)
-            )
+            rendezvous = self._listeners.open_rendezvous()
+            self._report(messages.Ready(facts._replace(gpus_taken=taken), listeners, rendezvous, tunnel_end))
             go = self._wait_for_go()
             return 3 if go is None else self._train(go)
         finally:
             self._end(GRACE_S)
-            if remembered.exists() and not self._controller_returns():
-                shutil.rmtree(remembered, ignore_errors=True)
-            if held is not None:
-                held.close()
+            if memory.exists() and not self._controller_returns():
+                shutil.rmtree(memory, ignore_errors=True)
+            if lock is not None:
+                lock.close()
             if self._tunnel is not None:
                 self._tunnel.release()
 
     def _end(self, grace_s: float) -> None:
-        """End all ranks. A rank that waits for a device cannot be ended and is reported."""
-        left = end_descendants(grace_s)
-        if left:
-            self._report(
-                messages.Stuck(tuple(f"{process.pid} {process.name} (state {process.state})" for process in left))
-            )
+        """End all ranks, and report those that cannot be ended because they wait for a device."""
+        stuck = [f"{process.pid} {process.name} (state {process.state})" for process in end_descendants(grace_s)]
+        if stuck:
+            self._report(messages.Stuck(tuple(stuck)))
 
     def _wait_for_go(self) -> messages.Go | None:
         """Return the command to start the ranks, or None if the agent must end first."""
@@ -153,11 +152,11 @@ class Agent:
         return self._stop_requested or self._was_signalled or (not self._config.detached and self._is_abandoned())
 
     def _is_abandoned(self) -> bool:
-        """Return True if the controller was silent for too long to restart the run or remove its files."""
+        """Return True if the controller has been silent too long to be expected back."""
         return time.monotonic() - self._commands.last_heard_s > self._config.silence_limit_s
 
     def _controller_returns(self) -> bool:
-        """Return True if the controller is heard from in time. Ranks may also end because another agent lost it."""
+        """Return True once the controller is heard from, False if it is lost. Another agent may have noticed first."""
         self._hear(0.0)
         since_s = time.monotonic()
         while not self._was_signalled and not self._is_abandoned():  # a signal may come, as at the end of a Slurm job
@@ -177,15 +176,16 @@ class Agent:
             gate = StoreGate(nodes, self._config.node_rank, go.master_port, secret, self._listeners.rendezvous)
             self._meeting = RendezvousGate(self._report_at_once) if self._config.meets else None
         except OSError as error:
-            words = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
-            self._report(messages.RankFailed(None, 1, words, time.time()))
+            message = f"nothing can listen at {GATE_ADDRESS} here ({error.strerror}): give interface lo 127.0.0.1/8"
+            self._report(messages.RankFailed(None, 1, message, time.time()))
             return 1
         torchrun = start_torchrun(self._config, self._folder, gate, self._meeting, rank_key(secret))
         gate.open()
         self._listeners.close()
         self._report(messages.Started())
         while torchrun.poll() is None:
-            # Listen just before the check, because this process may have been suspended. torch takes seconds to import.
+            # Read commands just before checking for silence, because this process may have been suspended meanwhile.
+            # Ranks first take seconds to import torch, so look less often until they are up.
             self._hear(POLL_S if self._ranks_are_up else WAITING_POLL_S, torchrun.pid)
             if self._must_end():
                 self._end(GRACE_S)
@@ -221,9 +221,10 @@ class Agent:
             self._report(messages.RankStates(self._ask_ranks(torchrun)))
 
     def _ask_ranks(self, torchrun: int) -> tuple[messages.RankState, ...]:
-        """Ask every rank for its position. Return the kernel's state of each.
+        """Ask every rank for its position, and return the process state that the kernel gives for each.
 
-        In a trainer's own command, the first process is asked that a signal does not end, as it would end a shell.
+        The signal would end a rank that is a user's shell. It therefore goes to the first process, from the rank
+        downwards, that survives it.
         """
         (self._folder / messages.ASK_FILE).touch()
         ranks = self._ranks(torchrun)
@@ -235,12 +236,12 @@ class Agent:
 
     def _ranks(self, torchrun: int) -> dict[int, Process]:
         """Return the processes that torchrun has started, by local rank."""
-        children = (process for process in descendants(torchrun) if process.parent == torchrun)
-        found = ((local_rank_of(process.pid), process) for process in children)
-        return {local_rank: process for local_rank, process in found if local_rank is not None}
+        children = [process for process in descendants(torchrun) if process.parent == torchrun]
+        with_ranks = ((local_rank_of(process.pid), process) for process in children)
+        return {local_rank: process for local_rank, process in with_ranks if local_rank is not None}
 
     def _send_sign_of_life(self) -> None:
-        """Send the controller a sign of life if nothing else was sent."""
+        """Send the controller a sign of life if nothing else was sent lately."""
         if time.monotonic() - self._messages.last_s > ALIVE_S:
             self._report(messages.Alive())
 
@@ -252,7 +253,7 @@ class Agent:
             self._report(messages.RanksUp())
         if (self._folder / TRAINER_FILE).exists() and time.monotonic() - self._counted_s > COUNTERS_S:
             self._counted_s = time.monotonic()
-            self._report(messages.HostCounters(self._counters(), self._gpu_kinds))  # before the steps that lines end
+            self._report(messages.HostCounters(self._counters(), self._gpu_kinds))  # before the steps that they cover
         for path in logs:
             for line in self._new_lines(path, last):
                 self._report(messages.RankPrinted(int(path.parent.name), line))
@@ -264,8 +265,8 @@ class Agent:
 
     def _counters(self) -> dict[str, ByteCounters]:
         """Return the current counters of the planned interfaces and RDMA ports."""
-        interfaces = {name: each for name, each in read_byte_counters().items() if name in self._config.addresses}
-        return interfaces | read_port_counters(hca_ports(self._config.environment.get("NCCL_IB_HCA", "")))
+        counters = {name: count for name, count in read_byte_counters().items() if name in self._config.addresses}
+        return counters | read_port_counters(hca_ports(self._config.environment.get("NCCL_IB_HCA", "")))
 
     def _whole_lines(self, name: str) -> Iterator[str]:
         for path in sorted(self._folder.glob(name.format(rank="*"))):
@@ -288,7 +289,7 @@ class Agent:
         self._report(messages.RankFailed(None, exit_code, message, time.time(), tuple(lines[-20:]), killed))
 
     def _with_disk(self, message: str) -> str:
-        """Return the message of a failure, with a note if the disk was full: a rank may lack room to say so."""
+        """Return a failure's message, with a note if the disk was full: a rank may lack the room to write one."""
         is_full = self._messages.disk_was_full or shutil.disk_usage(self._folder).free == 0
         if not is_full or "No space left on device" in message:
             return message
@@ -300,7 +301,7 @@ class Agent:
 
 
 def _clean_up(folder: Path, detached: bool) -> None:
-    """Remove the run's files on the node. A detached run's folder stays for a controller that returns."""
+    """Remove the run's files on the node. A detached run's folder stays, for a controller that returns."""
     shutil.rmtree((folder / TEMPORARY_LINK).resolve(), ignore_errors=True)
     if not detached:
         os.chdir("/")
@@ -310,13 +311,13 @@ def _clean_up(folder: Path, detached: bool) -> None:
 
 
 def _become_agent(folder: Path) -> None:
-    """Run the agent in its own session, detached from the channel that started it. Never return."""
+    """Run the agent in a session of its own, detached from the channel that started it. Never return."""
     code, relay_pid = 1, os.getppid()
     try:
         os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for target, source in ((0, nothing), (1, log), (2, log)):
+        for target, source in ((0, null), (1, log), (2, log)):
             os.dup2(source, target)
         lock = os.open(folder / AGENT_LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -325,7 +326,7 @@ def _become_agent(folder: Path) -> None:
         (folder / AGENT_FILE).write_text(json.dumps({"pid": me.pid, "start_ticks": me.start_ticks}), encoding="utf-8")
         config = NodeConfig.from_json((folder / "node.json").read_text(encoding="utf-8"))
         code = Agent(config, folder).run()
-        if os.getppid() != relay_pid:  # the relay, which would have cleaned up, was killed
+        if os.getppid() != relay_pid:  # the relay, which else cleans up, was killed
             take_down(folder)
             _clean_up(folder, config.detached)
     except BaseException:

@@ -1,7 +1,7 @@
-"""Catch-up of one rank of a joining island: it receives the state while the others train, then replays outer steps.
+"""Catch up one rank of a joining island: it receives the state while the others train, then replays outer steps.
 
-The rank keeps the messages of outer syncs during the transfer. It takes the same outer steps on the received state, and
-ends with the state of the members.
+During the transfer, the rank keeps the messages of outer syncs. It then takes the same outer steps on the received
+state, and so ends with the members' state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from holmes_runtime.outer.sync_tags import TAGS_BYTES, SyncTags
 class ReplayedSync(NamedTuple):
     """An outer sync to replay. `decided_s` is the time of its roster on this rank's clock.
 
-    By lane: its cells, the bytes that each member sent to everyone, and the tags of the first member.
+    Per lane: `cells` are its cells of the fragment, `packed` the bytes that each member sent to everyone, and `tags`
+    those that the first member sent.
     """
 
     roster: Roster
@@ -59,12 +60,12 @@ class CatchUp:
         self._receiver = Future[StateReceiver]()
         self._is_given_up = Event()
         self._followed: list[ReplayedSync] = []
-        anchor, momentum = ({name: torch.empty_like(each) for name, each in state.anchor.items()} for _ in range(2))
+        anchor, momentum = ({name: torch.empty_like(piece) for name, piece in state.anchor.items()} for _ in range(2))
         self.outcome = Outcome.of(roster, decided_s, has_joined=True)._replace(anchor=anchor, momentum=momentum)
         self._has_state = False
-        Thread(target=self._get, args=(roster, newcomer), name="islands' state", daemon=True).start()
+        Thread(target=self._receive_state, args=(roster, newcomer), name="islands' state", daemon=True).start()
 
-    def _get(self, roster: Roster, newcomer: Arrival) -> None:
+    def _receive_state(self, roster: Roster, newcomer: Arrival) -> None:
         try:
             receiver = StateReceiver(self._maker, roster, newcomer)
             receiver.wait(self._is_given_up)
@@ -73,42 +74,43 @@ class CatchUp:
             self._receiver.set_exception(error)
 
     def give_up(self) -> None:
+        """Make the transfer end early, if it is still under way."""
         self._is_given_up.set()
 
     def receive(self, roster: Roster, decided_s: float, lanes: Sequence[LaneCells]) -> ReplayedSync:
-        """Receive the messages of an outer sync's members on these lanes, each with its cells of the fragment.
+        """Receive the messages that members exchange in an outer sync on these lanes.
 
         Raises:
-            FrameAltered: the first member's tags show that its message was altered.
+            FrameAltered: The first member's tags show that its message was altered.
         """
         positions = roster.member_positions
         messages, tags = [], []
         for lane, cells in lanes:
             sizes = sizes_to_everyone(sum(cell.elements for cell in cells), len(positions))
-            gets = {at: buffer_for(self._sync.codec, size) for at, size in zip(positions, sizes, strict=True)}
+            gets = {peer: buffer_for(self._sync.codec, size) for peer, size in zip(positions, sizes, strict=True)}
             messages.append(LaneMessage(lane, {}, gets))
             tags.append(torch.empty(TAGS_BYTES, dtype=torch.uint8))
         carry(messages, self._sync.streams)
         first = positions[0]
-        carry([LaneMessage(lane, {}, {first: each}) for (lane, _), each in zip(lanes, tags, strict=True)], 1)
-        exchange_tags = SyncTags(self._maker, roster, self._state.frozen_weights)
-        for message, each in zip(messages, tags, strict=True):
-            exchange_tags.check(message.lane.lane, first, [message.gets[first]], each)
-        packed = [[message.gets[each] for each in positions] for message in messages]
-        on = [lane.lane for lane, _ in lanes]
-        return ReplayedSync(roster, decided_s, on, [cells for _, cells in lanes], packed, tags)
+        carry([LaneMessage(lane, {}, {first: buffer}) for (lane, _), buffer in zip(lanes, tags, strict=True)], 1)
+        expected = SyncTags(self._maker, roster, self._state.frozen_weights)
+        for message, theirs in zip(messages, tags, strict=True):
+            expected.check(message.lane.lane, first, [message.gets[first]], theirs)
+        packed = [[message.gets[position] for position in positions] for message in messages]
+        cells_by_lane = [cells for _, cells in lanes]
+        return ReplayedSync(roster, decided_s, [lane.lane for lane, _ in lanes], cells_by_lane, packed, tags)
 
     def keep(self, followed: ReplayedSync) -> None:
-        """Keep an outer sync that has taken place, to replay it."""
+        """Keep an outer sync that has taken place, to replay it later."""
         before = self.outcome
         self._followed.append(followed)
-        bytes_more = sum(each.nbytes for of_lane in followed.packed for each in of_lane)
+        received_bytes = sum(message.nbytes for messages in followed.packed for message in messages)
         self.outcome = Outcome.of(followed.roster, followed.decided_s, has_joined=True)._replace(
-            anchor=before.anchor, momentum=before.momentum, received_bytes=before.received_bytes + bytes_more
+            anchor=before.anchor, momentum=before.momentum, received_bytes=before.received_bytes + received_bytes
         )
 
     def turn(self, round_id: int) -> str:
-        """Return the next turn of all ranks of the island after that round: DONE, FOLLOW, or FAILED with the reason."""
+        """Wait for the turn that all ranks of the island take after that round: DONE, FOLLOW, or FAILED and why."""
         rendezvous, has_reported = self._maker.rendezvous, False
         while True:
             if not has_reported:
@@ -123,12 +125,12 @@ class CatchUp:
                 return turn
 
     def _catch_up(self) -> str | None:
-        """Replay the outer syncs on the received state; return the error, if any."""
+        """Replay the kept outer syncs on the received state; return the error, if any."""
         try:
             if not self._has_state:
                 self._take(self._receiver.result())
-            for each in self._followed:
-                self._step(each)
+            for followed in self._followed:
+                self._step(followed)
         except (RuntimeError, ValueError) as error:
             return str(error)
         self._followed = []
@@ -136,15 +138,15 @@ class CatchUp:
 
     def _take(self, receiver: StateReceiver) -> None:
         for lane, state in zip(receiver.lanes, receiver.states, strict=True):
-            for values, numbers in zip((self.outcome.anchor, self.outcome.momentum), state.chunk(2), strict=True):
-                self._state.scatter(numbers, values, lane.cells)
-        received_bytes = self.outcome.received_bytes + sum(each.nbytes for each in receiver.states)
+            for pieces, received in zip((self.outcome.anchor, self.outcome.momentum), state.chunk(2), strict=True):
+                self._state.scatter(received, pieces, lane.cells)
+        received_bytes = self.outcome.received_bytes + sum(state.nbytes for state in receiver.states)
         self.outcome = self.outcome._replace(received_bytes=received_bytes)
         receiver.states.clear()
         self._has_state = True
 
     def _step(self, followed: ReplayedSync) -> None:
-        """Replay one outer step."""
+        """Replay one outer step, and check the new state against the first member's tags."""
         state, sync, (anchor, momentum) = self._state, self._sync, (self.outcome.anchor, self.outcome.momentum)
         rate, factor = self._fragments.rule(followed.roster.exchange, sync)
         tags = SyncTags(self._maker, followed.roster, state.frozen_weights)

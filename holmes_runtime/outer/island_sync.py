@@ -1,4 +1,4 @@
-"""One rank's part in an outer sync, from arrival to verdict. It runs in its own thread."""
+"""Take one rank through an outer sync, from arrival to verdict, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from holmes_runtime.outer.rendezvous import FOLLOW, LOOK_S, WATCH_S, Rendezvous
 from holmes_runtime.outer.state_transfer import StateSender
 from holmes_runtime.outer.sync_tags import TAGS_BYTES, SyncTags
 
-MAX_FAILURES = 5  # of one outer sync, each after islands agreed on a roster
+MAX_FAILURES = 5  # per outer sync, counting only tries for which islands agreed on a roster
 
 Done = TypeVar("Done")
 
 
 class SyncFailedError(RuntimeError):
-    """An outer sync that did not take place."""
+    """An outer sync failed for all participants."""
 
 
 class TransferFailedError(RuntimeError):
-    """A state transfer to this island, which is behind, that did not complete."""
+    """This island is behind, and did not receive the state of the others."""
 
 
 class IslandSync:
-    """The outer syncs of one rank. `start` numbers this start of its island; `fragments` assigns parameters."""
+    """One rank's outer syncs. `start` is the number of its island's start; `fragments` names their parameters."""
 
     def __init__(
         self,
@@ -62,23 +62,23 @@ class IslandSync:
         limit, interface = timedelta(seconds=training.timeout_s), self._sync.interfaces[rank]
         self._maker = LaneMaker(rendezvous, store, rank, limit, interface, self._sync.streams)
         self._lanes: list[OpenLane] = []
-        self._opened, self._islands = -1, 0  # the round for which groups were made, and of how many islands
+        self._opened, self._islands = -1, 0  # the round for which `_lanes` were opened, and how many islands share them
         self._senders: list[StateSender] = []
         self._is_free = Event()  # set while no outer sync is under way
         self._is_free.set()
 
     def run(self, contribution: Contribution) -> Outcome:
-        """Take part in one outer sync. An island that is behind repeats it until it has received the state.
+        """Take part in one outer sync, repeated if it fails. An island that is behind catches up instead.
 
         Raises:
-            RuntimeError: all `MAX_FAILURES` tries failed.
+            RuntimeError: All `MAX_FAILURES` tries failed.
         """
         began_s = time.monotonic()
-        # An island that is called arrives after its current step.
+        # An island that is called early arrives only after its current step.
         grace_s = max(self._sync.grace_s, 2 * (contribution.step_s + LOOK_S))
         ahead_s = grace_s + self._limit_s + 2 * contribution.interval_s
         patience = Patience(grace_s, ahead_s)
-        if contribution.exchange >= self._fragments.last:  # an island that misses the last ends with another model
+        if contribution.exchange >= self._fragments.last:  # an island that misses the last one ends with another model
             patience = Patience(ahead_s, ahead_s, lost_s=grace_s)
         follows, trouble = "", ""
         for _ in range(MAX_FAILURES):
@@ -101,54 +101,54 @@ class IslandSync:
         """Take part in rendezvous rounds until one has an outcome.
 
         Raises:
-            SyncFailedError: a round failed.
-            TransferFailedError: this island is behind, and has not received the state.
+            SyncFailedError: A round failed.
+            TransferFailedError: This island is behind, and has not received the state.
         """
-        joining: CatchUp | None = None
+        catch_up: CatchUp | None = None
         try:
             while True:
                 roster = self._rendezvous.meet(self._arrival(contribution, follows), patience)
                 decided_s = time.monotonic()
-                me = next(each for each in roster.all if each.island == self._sync.island)
+                me = next(arrival for arrival in roster.all if arrival.island == self._sync.island)
                 if me in roster.members:
                     return self._run_as_member(roster, decided_s, contribution)
-                if joining is not None and me in roster.followers:
-                    self._follow(joining, roster, decided_s)
+                if catch_up is not None and me in roster.followers:
+                    self._follow(catch_up, roster, decided_s)
                 else:
-                    if joining is not None:
-                        joining.give_up()
-                    joining = self._join(roster, decided_s, me)
-                turn = joining.turn(roster.round_id)
+                    if catch_up is not None:
+                        catch_up.give_up()
+                    catch_up = self._start_catch_up(roster, decided_s, me)
+                turn = catch_up.turn(roster.round_id)
                 if turn == DONE:
-                    return joining.outcome
+                    return catch_up.outcome
                 if turn != FOLLOW:
                     raise TransferFailedError(turn)
-                follows = joining.outcome.lineage
+                follows = catch_up.outcome.lineage
         finally:
-            if joining is not None:
-                joining.give_up()
+            if catch_up is not None:
+                catch_up.give_up()
 
-    def _join(self, roster: Roster, decided_s: float, me: Arrival) -> CatchUp:
-        """Start to receive the state after an outer sync of the other islands.
+    def _start_catch_up(self, roster: Roster, decided_s: float, me: Arrival) -> CatchUp:
+        """Wait for an outer sync of the other islands, and start receiving their state after it.
 
         Raises:
-            TransferFailedError: that outer sync failed.
+            TransferFailedError: That outer sync failed.
         """
         if trouble := self._rendezvous.await_verdict(roster):
             raise TransferFailedError(trouble)
         return CatchUp(self._maker, roster, decided_s, me, self._state, self._sync, self._fragments)
 
-    def _follow(self, joining: CatchUp, roster: Roster, decided_s: float) -> None:
-        """Receive the messages of an outer sync of the other islands.
+    def _follow(self, catch_up: CatchUp, roster: Roster, decided_s: float) -> None:
+        """Receive the messages that the other islands exchange in an outer sync.
 
         Raises:
-            TransferFailedError: that outer sync failed.
+            TransferFailedError: That outer sync failed.
         """
         try:
-            followed = self._take_part(roster, lambda: joining.receive(roster, decided_s, self._lane_cells(roster)))
+            followed = self._take_part(roster, lambda: catch_up.receive(roster, decided_s, self._lane_cells(roster)))
         except SyncFailedError as error:
             raise TransferFailedError(str(error)) from error
-        joining.keep(followed)
+        catch_up.keep(followed)
 
     def _arrival(self, contribution: Contribution, follows: str) -> Arrival:
         return Arrival(
@@ -168,21 +168,21 @@ class IslandSync:
     def _run_as_member(self, roster: Roster, decided_s: float, contribution: Contribution) -> Outcome:
         before = Outcome.of(roster, decided_s, has_joined=False)
         outcome = self._take_part(roster, partial(self._step, before, roster, contribution))
-        ended = [each for each in self._senders if each.is_over(0.0)]
-        self._senders = [each for each in self._senders if each not in ended]
+        ended = [sender for sender in self._senders if sender.is_over(0.0)]
+        self._senders = [sender for sender in self._senders if sender not in ended]
         self._send_state(roster, outcome)
-        return outcome._replace(sent_bytes=outcome.sent_bytes + sum(each.sent_bytes for each in ended))
+        return outcome._replace(sent_bytes=outcome.sent_bytes + sum(sender.sent_bytes for sender in ended))
 
     def _take_part(self, roster: Roster, act: Callable[[], Done]) -> Done:
-        """Return the result of `act` once all participants are done.
+        """Open the lanes, run `act`, and return its result once all participants are done.
 
         Raises:
-            SyncFailedError: a participant failed.
+            SyncFailedError: A participant failed.
         """
         result: Done | None = None
         try:
             self._open(roster)
-            result, fault = self._watched(roster, act), None
+            result, fault = self._run_watched(roster, act), None
         except (RuntimeError, ValueError) as error:
             fault = str(error)
         trouble = self._rendezvous.conclude(roster, fault)
@@ -192,11 +192,11 @@ class IslandSync:
         assert result is not None
         return result
 
-    def _watched(self, roster: Roster, act: Callable[[], Done]) -> Done:
-        """Return the result of `act`, which runs in a thread because a wait in Gloo cannot be ended early.
+    def _run_watched(self, roster: Roster, act: Callable[[], Done]) -> Done:
+        """Run `act` in a thread, because a wait in Gloo cannot be ended early, and return its result.
 
         Raises:
-            RuntimeError: the outer sync has failed elsewhere; the thread's result is dropped.
+            RuntimeError: The outer sync has failed elsewhere. The thread is left to itself, and its result is dropped.
         """
         done = Future[Done]()
 
@@ -217,39 +217,39 @@ class IslandSync:
                 raise RuntimeError(trouble)
 
     def _open(self, roster: Roster) -> None:
-        """Make the lanes' groups, unless all participants have them from an earlier outer sync."""
+        """Open the lanes with their groups, unless all participants still have them from an earlier outer sync."""
         islands = roster.participants
-        made = {each.groups for each in islands}
-        if len(made) == 1 and self._opened >= 0 and self._islands == len(islands):
+        rounds = {arrival.groups for arrival in islands}
+        if len(rounds) == 1 and self._opened >= 0 and self._islands == len(islands):
             return
         self._lanes = []
         position = self._position(islands)
         lanes = self._maker.lanes(islands, position)
-        self._lanes = self._watched(roster, partial(self._maker.open, lanes, position, f"lanes/{roster.round_id}"))
+        self._lanes = self._run_watched(roster, partial(self._maker.open, lanes, position, f"lanes/{roster.round_id}"))
         self._opened, self._islands = roster.round_id, len(islands)
 
     def _position(self, islands: Sequence[Arrival]) -> int:
-        return [each.island for each in islands].index(self._sync.island)
+        return [arrival.island for arrival in islands].index(self._sync.island)
 
     def _lane_cells(self, roster: Roster) -> list[LaneCells]:
-        """Return the lanes that carry a part of the fragment, with their cells of it."""
-        found = []
+        """Return the lanes that carry a part of the fragment, each with its cells of the fragment."""
+        lane_cells = []
         for lane in self._lanes:
             if cells := [cell for cell in lane.lane.cells if self._fragments.has(cell.name, roster.exchange)]:
-                found.append(LaneCells(lane, cells))
-        return found
+                lane_cells.append(LaneCells(lane, cells))
+        return lane_cells
 
     def _step(self, outcome: Outcome, roster: Roster, contribution: Contribution) -> Outcome:
-        """Take the outer step of this rank's part of the fragment. Followers receive the members' messages too."""
+        """Take the outer step on this rank's part of the fragment. The members send their messages to followers too."""
         state, sync, islands = self._state, self._sync, roster.participants
         codec: Codec = sync.codec if len(islands) > 1 else "none"  # a lone island sends nothing
         position, lanes = self._position(islands), self._lane_cells(roster)
         changes = [self._change(cells, contribution.parameters) for _, cells in lanes]
         means = MeanExchange(roster, position, codec, sync.streams).run([lane for lane, _ in lanes], changes)
         values = {name: torch.empty_like(piece) for name, piece in contribution.parameters.items()}
-        outcome = outcome._replace(anchor=values, momentum={name: each.clone() for name, each in values.items()})
+        outcome = outcome._replace(anchor=values, momentum={name: piece.clone() for name, piece in values.items()})
         if state.error is not None:
-            outcome = outcome._replace(error={name: torch.empty_like(each) for name, each in values.items()})
+            outcome = outcome._replace(error={name: torch.empty_like(piece) for name, piece in values.items()})
         rate, factor = self._fragments.rule(roster.exchange, sync)
         digests = []
         for (_, cells), change, mean in zip(lanes, changes, means, strict=True):
@@ -280,16 +280,16 @@ class IslandSync:
         position: int,
         roster: Roster,
     ) -> None:
-        """Exchange tags of all messages and new states with the members, and check theirs.
+        """Exchange tags with the other members, and check that their messages and new states match these.
 
         The first member sends its tags to followers too.
 
         Raises:
-            RuntimeError: a message was altered in transit, or the states of members differ.
+            RuntimeError: A message was altered in transit, or the members' states differ.
         """
         tags = SyncTags(self._maker, roster, self._state.frozen_weights)
-        comparing, below = [], ", or the frozen weights below them" if self._state.frozen_weights else ""
-        members = roster.member_positions
+        or_frozen = ", or the frozen weights below them" if self._state.frozen_weights else ""
+        messages, members = [], roster.member_positions
         for opened, mean, digest in zip(lanes, means, digests, strict=True):
             sends = {
                 to: tags.tags(opened.lane, position, parts, digest)
@@ -297,19 +297,19 @@ class IslandSync:
                 if position == members[0] or to in members
             }
             gets = {peer: torch.empty(TAGS_BYTES, dtype=torch.uint8) for peer in mean.received}
-            comparing.append(LaneMessage(opened, sends, gets))
-        carry(comparing, 1)
-        for ((lane, _), _, gets), mean, digest in zip(comparing, means, digests, strict=True):
+            messages.append(LaneMessage(opened, sends, gets))
+        carry(messages, 1)
+        for ((lane, _), _, gets), mean, digest in zip(messages, means, digests, strict=True):
             for peer, theirs in gets.items():
                 tags.check(lane, peer, mean.received[peer], theirs)
                 if not tags.agree(lane, peer, digest, theirs):
                     raise RuntimeError(
                         f"outer sync {roster.exchange}: the state of rank {lane.owners[peer]} of island "
-                        f"{roster.participants[peer].island} differs from that of this rank{below}"
+                        f"{roster.participants[peer].island} differs from that of this rank{or_frozen}"
                     )
 
     def _send_state(self, roster: Roster, outcome: Outcome) -> None:
-        """Start to send the state of all fragments after this outer sync to the newcomers assigned to this island."""
+        """Start sending all fragments' state after this outer sync to the newcomers that this island is to serve."""
         state = self._state
         after = {**state.anchor, **outcome.anchor}, {**state.momentum, **outcome.momentum}
         for newcomer in roster.newcomers:
@@ -322,9 +322,9 @@ class IslandSync:
                     self._senders.append(sender)
 
     def finish(self) -> None:
-        """Wait until each island that is receiving the state has all of it, or is lost."""
-        for each in self._senders:
-            if self._rank == 0 and not each.is_over(0.0):
-                print(f"ends once island {each.newcomer.island} has received the state", flush=True)
-            while not each.is_over(WATCH_S) and not self._rendezvous.standing().loss(each.newcomer):
+        """Wait until every island to which this one is sending the state has all of it, or is lost."""
+        for sender in self._senders:
+            if self._rank == 0 and not sender.is_over(0.0):
+                print(f"ends once island {sender.newcomer.island} has received the state", flush=True)
+            while not sender.is_over(WATCH_S) and not self._rendezvous.standing().loss(sender.newcomer):
                 pass

@@ -1,12 +1,12 @@
-"""The DiLoCo outer loop on one rank: exchanges fragments with other islands while inner steps continue.
+"""The DiLoCo outer loop of one rank: it synchronizes fragments with other islands while inner steps continue.
 
 When a fragment is due, its parameters are copied to host memory, and a thread exchanges their pseudo-gradient with the
-other islands. Training continues meanwhile from an estimate: the outer step as if the other islands had sent the same
-pseudo-gradient. The outcome is applied `delay_steps` later: the parameters move by the error of the estimate, which
-keeps what the inner steps in between have learned.
+other islands. Meanwhile training continues from an estimate: the outer step that would follow if all other islands sent
+the same pseudo-gradient. The outcome is applied `delay_steps` later. The parameters then move only by the error of the
+estimate, so the inner steps in between keep their progress.
 
-An island arrives at an outer sync before it is due if others wait for it: they have come back and need its state, or
-it has become slow.
+An island arrives at an outer sync early if other islands wait for it there, because they have come back and need its
+state or because it has become slow.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from holmes_runtime.outer.rendezvous import LOOK_S, Rendezvous
 from holmes_runtime.outer.rendezvous_store import open_meeting
 from holmes_runtime.outer.sync_steps import Rounds, StepPace, TakenByOthers, is_awaited, next_due, taken_since
 
-OPENING_S = 30.0  # beyond the grace time, for ranks of an agreed roster to connect to one another
+OPENING_S = 30.0  # added to the grace time, for the ranks of an agreed roster to connect to one another
 
 
 class _AnchorSum(NamedTuple):
-    """The sum of a rank's anchor, with its bits read as integers."""
+    """The sum over a rank's part of the anchor, with the bits of each element read as an integer."""
 
     bits: int
 
@@ -61,50 +61,50 @@ class OuterLoop:
     ) -> None:
         """Connect to the rendezvous.
 
-        `call` makes all ranks arrive at an outer sync at once, given its number. `frozen_weights` identifies weights
-        that are not trained. `group` joins all ranks for tensors in host memory; torch's default group by default.
+        `call` takes the number of an outer sync and makes all ranks arrive at it at once. `frozen_weights` identifies
+        the weights that are not trained. `group` has all ranks, for tensors in host memory; None is torch's default.
 
         Raises:
-            RuntimeError: the rendezvous does not answer.
+            RuntimeError: The rendezvous does not answer.
         """
         self._training, self._sync, self._rank, self._weights = training, training.outer_sync, rank, weights
         self._call, self._group = call, group
         self._state = OuterState(weights, self._sync, frozen_weights)
         store = open_meeting(os.environ, min(training.timeout_s, self._sync.grace_s + OPENING_S))
         self._rendezvous = Rendezvous(store, self._sync, rank, training.timeout_s)
-        self._exchanges = partial(IslandSync, training, rank, self._state, self._rendezvous, store)
+        self._make_sync = partial(IslandSync, training, rank, self._state, self._rendezvous, store)
         self._rounds = Rounds(training.steps, self._sync.inner_steps, self._sync.fragments)
         self._in_flight: InFlightSync | None = None
-        self._unapplied: int | None = None  # the steps at which the outer sync that is still to be applied was sent
+        self._unapplied: int | None = None  # the steps after which the outer sync yet to be applied was sent
         self._fragments = Fragments({}, self._sync.fragments, self._rounds.last)
-        self._behind_steps = 0  # steps that the others have taken, skipped once the outcome is applied
-        self._watched: Future[Outcome] | None = None  # the outer sync after which arrivals at the next are watched
+        self._behind_steps = 0  # steps that the others are ahead, to skip when the outcome is applied
+        self._watched: Future[Outcome] | None = None  # the outer sync whose thread looks for arrivals at the next
         self._pace = StepPace(0, time.monotonic(), 0)
         self.counters = OuterCounters(0, "", (0,) * self._sync.fragments)
         self._unreported = deque[AppliedOuterSync]()
 
     def saved(self) -> Mapping[str, TensorPiece]:
-        """Return the tensors that a checkpoint holds in addition to the counters. Loading fills these tensors."""
+        """Return the tensors that a checkpoint holds in addition to the counters. Loading a checkpoint fills them."""
         return self._state.saved()
 
     def begin(self, steps: int, counters: OuterCounters | None) -> int:
         """Join the other islands after `steps` steps.
 
-        `counters` belong to the loaded checkpoint. Without one the weights become the anchor, and earlier outer syncs
+        `counters` come from the loaded checkpoint. Without one, the weights become the anchor, and earlier outer syncs
         are skipped.
 
         Returns:
             The steps to continue from: more than `steps` if the other islands are ahead.
 
         Raises:
-            RuntimeError: another island has another model, other initial weights or another tokenizer.
+            RuntimeError: The islands differ in their models, initial weights or tokenizers.
         """
         if counters is None:
             self._state.start_from_masters()
             first = self._rounds.first_open(steps, self._sync.delay_steps)  # earlier ones would apply momentum alone
             self.counters = OuterCounters(first, "", (steps,) * self._sync.fragments)
         else:
-            self._go_on_from(counters, steps)
+            self._continue_from(counters, steps)
         if self._rank == 0 and self._training.tokenizer is not None:
             self._rendezvous.compare_tokenizer(self._training.tokenizer)
         started = self._rendezvous.begin(self.counters.exchange, self.counters.lineage)
@@ -115,9 +115,9 @@ class OuterLoop:
         if self._rank == 0:
             self._rendezvous.compare_model(layout)
             if counters is None and not started.is_behind:
-                self._rendezvous.compare_weights(self.counters.exchange, sum(each.bits for each in sums))
+                self._rendezvous.compare_weights(self.counters.exchange, sum(anchor.bits for anchor in sums))
         self._fragments = self._fragments._replace(by_name=fragments_of(layout, self._sync.fragments))
-        self._exchange = self._exchanges(started.start, self._fragments)
+        self._island_sync = self._make_sync(started.start, self._fragments)
         self._pace = StepPace(steps, time.monotonic(), steps)
         if started.is_behind:
             self._send(steps, is_behind=True)
@@ -126,28 +126,29 @@ class OuterLoop:
             self._pace = StepPace(steps, time.monotonic(), steps)
         return steps
 
-    def _go_on_from(self, counters: OuterCounters, steps: int) -> None:
-        then = len(counters.synced_steps)
-        if then != self._sync.fragments:
-            raise RuntimeError(f"the checkpoint was saved with {then} fragments; this run has {self._sync.fragments}")
+    def _continue_from(self, counters: OuterCounters, steps: int) -> None:
+        saved, now = len(counters.synced_steps), self._sync.fragments
+        if saved != now:
+            raise RuntimeError(f"the checkpoint was saved with {saved} fragments; this run has {now}")
         self.counters = counters._replace(are_common=False)
-        sent_steps = counters.synced_steps[(counters.exchange - 1) % then]
+        sent_steps = counters.synced_steps[(counters.exchange - 1) % now]
         if counters.exchange and steps < sent_steps + self._sync.delay_steps:
             self._unapplied = sent_steps
 
     def before_step(self, step: int) -> None:
-        """Delay publishing the weights of `step` if an outer step will change them right after it."""
-        acts = [self._due_steps if self._in_flight is None else self._in_flight.sent_steps + self._sync.delay_steps]
+        """Hold back the new weights of `step` if an outer step will change them right after it."""
+        sent, delay = self._in_flight, self._sync.delay_steps
+        changes_after = [self._due_steps if sent is None else sent.sent_steps + delay]
         if self._unapplied is not None:
-            acts.append(self._unapplied + self._sync.delay_steps)
-        if step + 1 >= min(acts):
+            changes_after.append(self._unapplied + delay)
+        if step + 1 >= min(changes_after):
             self._weights.hold()
 
     def after_step(self, steps: int, stops: bool, called: int) -> int:
         """Do everything that is due after `steps` steps; return the steps to continue from.
 
-        These are more than `steps` if the other islands are ahead. The island arrives at outer sync `called` at once.
-        When the run `stops` or has taken all steps, the others stop waiting for this island.
+        These are more than `steps` if the other islands are ahead. If the next outer sync is number `called`, the
+        island arrives at it at once. If the run `stops` or is over, the others no longer wait for this island.
         """
         delay = self._sync.delay_steps
         self._pace = self._pace._replace(steps=steps)
@@ -170,21 +171,21 @@ class OuterLoop:
         return steps
 
     def next_report(self) -> AppliedOuterSync | None:
-        """Return the oldest outer sync that has not been reported; each step reports one at most."""
+        """Return the oldest outer sync that has not been reported, if any. A step reports at most one."""
         return self._unreported.popleft() if self._unreported else None
 
     def settle(self) -> None:
-        """Wait for the outer sync in flight, so that a checkpoint includes it. It is applied when it is due."""
+        """Wait for the outer sync in flight, so that a checkpoint includes it. It is applied only when due."""
         if self._in_flight is not None and not self._in_flight.outcome.result().has_joined:
             self._take(self._in_flight)
 
     def _finish(self, steps: int) -> int:
-        """End this start of the island. At the end of the run, all islands end with the same weights."""
+        """Leave the other islands. At the end of the run, first give all islands the same weights."""
         is_over = steps >= self._training.steps
         self._watched = None
         if is_over:
             steps = self._run_last_syncs(steps)
-            self._exchange.finish()
+            self._island_sync.finish()
         self.settle()
         if self._rank == 0:
             self._rendezvous.leave(is_over)
@@ -199,7 +200,7 @@ class OuterLoop:
                 steps = self._apply(steps)
             if self.counters.exchange > self._rounds.last:
                 break
-            self._unreported.clear()  # a step reports one, and islands are compared by the last
+            self._unreported.clear()  # a step reports only one, and the digests of the last one are compared
             self._send(steps, is_behind=False)
         self._weights.change(self._fragments.by_name, self._state.anchor, adds=False)
         self._state.forget()
@@ -208,23 +209,23 @@ class OuterLoop:
 
     @property
     def _due_steps(self) -> int:
-        """The steps after which the next outer sync is due, at the latest at the end of the run."""
+        """The number of steps after which the next outer sync is due, but no more than the steps of the run."""
         number, due = self.counters.exchange, next_due(self.counters, self._sync.inner_steps)
         if (sent := self._in_flight) is not None:
             number, due = number + 1, sent.sent_steps + sent.early_steps + self._rounds.interval(number + 1)
         return min(due, self._training.steps) if number <= self._rounds.last else due
 
     def _send(self, steps: int, is_behind: bool) -> Values:
-        """Start the next outer sync; return the parameters it sends, of the pieces this rank owns.
+        """Start the next outer sync, and return the parameters that this rank sends: its pieces of the fragment.
 
         Raises:
-            RuntimeError: a parameter is not finite and would spoil the mean of all islands; names it.
+            RuntimeError: A parameter, which the message names, is not finite and would spoil the mean of all islands.
         """
         number, lineage, synced_steps, *_ = self.counters
         taken = steps - synced_steps[number % self._sync.fragments]
         tokens = taken * self._training.step_tokens
         sent = self._state.masters(name for name in self._fragments.names(number) if name in self._state.owned)
-        if bad := [] if is_behind else [name for name, each in sent.items() if not each.isfinite().all()]:
+        if bad := [] if is_behind else [name for name, piece in sent.items() if not piece.isfinite().all()]:
             raise RuntimeError(
                 f"after step {steps} parameter {bad[0]} has numbers that are {NOT_FINITE}: no other island gets them"
             )
@@ -234,13 +235,13 @@ class OuterLoop:
         contribution = Contribution(number, lineage, is_behind, sent, max(tokens, 1), early, interval * step_s, step_s)
         self._in_flight = InFlightSync(steps, early_steps, Future())
         self._watched = self._in_flight.outcome
-        # A daemon thread: if the run fails elsewhere, the process must not wait for lost islands.
+        # It is a daemon thread, because a process whose run fails elsewhere must not wait for lost islands.
         Thread(target=self._run, args=(self._in_flight.outcome, contribution), name="islands", daemon=True).start()
         return sent
 
     def _run(self, outcome: Future[Outcome], contribution: Contribution) -> None:
         try:
-            outcome.set_result(self._exchange.run(contribution))
+            outcome.set_result(self._island_sync.run(contribution))
         except Exception as error:  # raised again in the training thread
             outcome.set_exception(error)
         else:
@@ -248,12 +249,13 @@ class OuterLoop:
                 self._watch(outcome)
 
     def _watch(self, before: Future[Outcome]) -> None:
-        """Call all ranks to the outer sync after `before` if other islands wait for this one there."""
+        """Call all ranks to the outer sync after `before` once other islands wait for this one there."""
         while self._rank == 0 and self._watched is before:
             number = before.result().exchange + 1
-            left_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
+            due_in_s = (self._due_steps - self._pace.steps) * self._pace.step_s()
             is_last = number >= self._rounds.last
-            if is_awaited(self._rendezvous.waiting(), left_s, self._sync.grace_s, is_last) and self._watched is before:
+            awaited = is_awaited(self._rendezvous.waiting(), due_in_s, self._sync.grace_s, is_last)
+            if awaited and self._watched is before:
                 self._call(number)
                 break
             time.sleep(LOOK_S)
@@ -265,10 +267,9 @@ class OuterLoop:
         outcome = self._in_flight.outcome.result()
         waited_s = time.monotonic() - waited_s
         if outcome.has_joined:
-            came = self._rounds.planned(outcome.exchange) - round(
-                outcome.early * self._rounds.interval(outcome.exchange)
-            )
-            steps = self._join(outcome, max(steps, min(came, self._training.steps - 1)))
+            early_steps = round(outcome.early * self._rounds.interval(outcome.exchange))
+            their_steps = self._rounds.planned(outcome.exchange) - early_steps
+            steps = self._join(outcome, max(steps, min(their_steps, self._training.steps - 1)))
             if self._rank == 0:
                 print(
                     f"has joined the other islands, which were ahead: continues after {steps} steps from weights up to "
@@ -283,7 +284,7 @@ class OuterLoop:
         return steps
 
     def _take(self, in_flight: InFlightSync) -> None:
-        """Take over an outcome into this rank's state, except for the parameters."""
+        """Take an outcome into this rank's state, except for the parameters, which `_apply` changes."""
         outcome, state = in_flight.outcome.result(), self._state
         state.take(outcome.anchor, outcome.momentum, outcome.error)
         if state.correction is not None:
@@ -293,14 +294,14 @@ class OuterLoop:
         synced[outcome.exchange % self._sync.fragments] = in_flight.sent_steps
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced), outcome.islands)
         self._in_flight, self._unapplied = None, in_flight.sent_steps
-        furthest_steps = round(outcome.early * self._rounds.interval(outcome.exchange))
-        self._behind_steps = max(0, in_flight.early_steps - furthest_steps)
+        furthest_early_steps = round(outcome.early * self._rounds.interval(outcome.exchange))
+        self._behind_steps = max(0, in_flight.early_steps - furthest_early_steps)
 
     def _join(self, outcome: Outcome, steps: int) -> int:
-        """Take over the state of the other islands, including the parameters; return the steps to continue from.
+        """Take the state of the other islands, including the parameters; return the steps to continue from.
 
         These include the steps that the others took meanwhile, so that all arrive at the next outer sync together. An
-        island that stayed some steps behind would have to join at every outer sync, and lose its own progress.
+        island that stayed a few steps behind would have to join at every outer sync, and lose its own progress.
         """
         self._state.take(outcome.anchor, outcome.momentum, None)
         self._state.forget()
@@ -308,21 +309,21 @@ class OuterLoop:
         until_s, since_s = outcome.held_s - outcome.decided_s, time.monotonic() - outcome.held_s
         interval_steps, delay_steps = self._rounds.interval(outcome.exchange + 1), self._sync.delay_steps
         taken = taken_since(until_s, since_s, outcome.interval_s, interval_steps, delay_steps)
-        mine = TakenByOthers(max(0, min(taken, self._training.steps - steps - 1)))  # leaves at least one
-        now = steps + broadcast_record(mine, self._group).steps
-        synced = [now] * self._sync.fragments
+        skipped = TakenByOthers(max(0, min(taken, self._training.steps - steps - 1)))  # leaves at least one step
+        steps_now = steps + broadcast_record(skipped, self._group).steps
+        synced = [steps_now] * self._sync.fragments
         synced[outcome.exchange % self._sync.fragments] = steps
         self.counters = OuterCounters(outcome.exchange + 1, outcome.lineage, tuple(synced), outcome.islands)
         self._unapplied, self._behind_steps = None, 0
-        self._pace = StepPace(now, time.monotonic(), now)
-        return now
+        self._pace = StepPace(steps_now, time.monotonic(), steps_now)
+        return steps_now
 
     def _apply(self, steps: int) -> int:
         """Apply the last outcome: set its parameters to the anchor, or add the correction if steps were taken since.
 
-        Return the steps to continue from: an island behind the furthest skips the steps that it lacks.
+        Return the steps to continue from. An island behind the furthest one skips the steps that it lacks.
         """
-        left_out = min(self._behind_steps, self._training.steps - steps)
+        skipped = min(self._behind_steps, self._training.steps - steps)
         adds = steps != self._unapplied
         state, names = self._state, self._fragments.names(self.counters.exchange - 1)
         values = state.correction if adds else state.anchor
@@ -332,7 +333,7 @@ class OuterLoop:
             for name in state.owned.keys() & names:
                 state.correction[name].zero_()
         self._behind_steps, self._unapplied = 0, None
-        self._pace = self._pace.without(left_out)
-        synced = tuple(each + left_out for each in self.counters.synced_steps)
+        self._pace = self._pace.without(skipped)
+        synced = tuple(sent_steps + skipped for sent_steps in self.counters.synced_steps)
         self.counters = self.counters._replace(synced_steps=synced)
-        return steps + left_out
+        return steps + skipped

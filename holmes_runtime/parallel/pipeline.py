@@ -1,4 +1,4 @@
-"""One rank's part of a pipeline: a step by a list of actions, an evaluation, and sums along the pipeline."""
+"""Run one rank's part of a pipeline: the actions of a step, an evaluation, and sums over the pipeline's ranks."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ from holmes_runtime.parallel.stage_run import GradientAdded, StageRun
 
 
 def _direction(action: Action) -> Direction:
-    """Return the direction of the message that `action` needs."""
+    """Return the direction of the message that `action` waits for."""
     return Direction.FORWARD if action.kind is ActionKind.FORWARD else Direction.BACKWARD
 
 
 class Pipeline:
     """One rank's part of its replica's pipeline: its stages, first layers first, and the edges to its neighbours.
 
-    It runs the actions that the schedule lists, in order. If safe, a receive starts one action before the action that
-    needs it. A send is awaited only once the schedule proves that it has arrived. Messages are therefore under way
-    while the rank computes.
+    It runs the schedule's actions in order. Messages travel while the rank computes: where it is safe, a receive starts
+    one action before the action that needs it, and a send is awaited only once the schedule proves that it has arrived.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Pipeline:
     ) -> None:
         """`gradient_added` is called for every parameter whose `.grad` grew without autograd's hooks.
 
-        With a `loss_scale`, gradients are of the scaled loss. Losses are returned unscaled.
+        With a `loss_scale`, gradients belong to the scaled loss. The losses returned are unscaled.
         """
         self.is_first = me.pp_rank == 0
         self.is_last = me.pp_rank == config.pp - 1
@@ -72,17 +71,17 @@ class Pipeline:
             )
             for stage in stages
         }
-        self._weight = 1.0  # factor on the mean loss of targets in the current batch
-        self._num_fed = sum(index > 0 for index in self._stages)  # stages that get activations
+        self._weight = 1.0  # factor on the mean loss over the current batch's targets
+        self._num_fed = sum(index > 0 for index in self._stages)  # this rank's stages that receive activations
         self._messages = EdgeMessages(config, me, groups, device)
-        self._receives: dict[Action, Receiving] = {}  # under way, by the action that needs them
-        self._sends: dict[Action, Transfer] = {}  # under way, by the action whose result they carry
+        self._receives: dict[Action, Receiving] = {}  # in progress, by the action that needs the message
+        self._sends: dict[Action, Transfer] = {}  # in progress, by the action whose result is sent
         self.follow(config)
 
     def follow(self, config: RunConfig) -> None:
-        """Use the codecs and `extra_in_flight` of `config` from the next step on. The rest of it must not differ.
+        """Use the codecs and `extra_in_flight` of `config` from the next step on. Nothing else in it may have changed.
 
-        All ranks call this between the same two steps.
+        All ranks must call this between the same two steps.
         """
         self._messages.follow(config)
         schedule = config.schedule_of(self._me.dp_rank)
@@ -92,10 +91,10 @@ class Pipeline:
         self._arrived = gradients_arrived(schedule, self._me.pp_rank)
 
     def step(self, batch: Batch, step: int) -> list[Tensor]:
-        """Run forward and backward of every micro-batch, adding to `.grad`. Return losses, scalars, on the last rank.
+        """Run the forward and backward of every micro-batch, adding to `.grad`. Return the losses (scalars), if last.
 
-        The batch is that of the replica. Its tokens are needed on the first and last rank, its positions on all ranks
-        if documents are separate. Other ranks return an empty list. Gradients are sums over micro-batches, not means.
+        `batch` is the replica's. The first and last rank need its tokens and, if documents are separate, all ranks need
+        its positions. Ranks before the last return no losses. Gradients are sums over micro-batches, not means.
         """
         self._messages.begin(step, self._expected)
         tokens, self._weight = batch.tokens, batch.weight
@@ -118,12 +117,12 @@ class Pipeline:
         return [loss / scale for loss in losses]
 
     def _scaled_loss(self, logits: Tensor, targets: Tensor, teacher: SoftTargets | None = None) -> Tensor:
-        """Return a loss with gradients that 16-bit floats can hold."""
+        """Return the weighted loss, scaled so that 16-bit floats can hold its gradients."""
         loss = self._loss_function(logits, targets, teacher) * self._weight
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
     def _receive(self, action: Action) -> Tensor | None:
-        """Wait for the message that `action` needs, if any. Return hidden states or gradients (b, s / tp, h)."""
+        """Wait for the message that `action` needs, if any, and return its activations or gradients (b, s / tp, h)."""
         receive = self._receives.pop(action, None)
         if receive is None:
             return None
@@ -176,7 +175,7 @@ class Pipeline:
         return as_read(self._cp.take(microbatch[:, :-1]))
 
     def _targets(self, microbatch: Tensor) -> Tensor:
-        """Return the token after each one of `_inputs`."""
+        """Return the token that follows each token of `_inputs`."""
         return self._cp.take(microbatch[:, 1:]).contiguous()
 
     def _soft_targets(self, teacher: SoftTargets, device: torch.device) -> SoftTargets:
@@ -184,7 +183,7 @@ class Pipeline:
         return SoftTargets(*(self._cp.take(values).to(device, non_blocking=True) for values in teacher))
 
     def _backward(self, action: Action) -> None:
-        """Run a backward or half of one. Its gradient proves that the activations sent for it have arrived."""
+        """Run a backward, or half of one. The gradient that it receives proves that its activations have arrived."""
         stage = self._stages[action.stage]
         gradient = self._receive(action)
         self._finish_send(Action(action.stage, ActionKind.FORWARD, action.microbatch))
@@ -203,22 +202,22 @@ class Pipeline:
             self._sends[action] = self._messages.send(Direction.BACKWARD, action.stage, action.microbatch, wanted)
 
     def first_not_finite(self, losses: Sequence[Tensor]) -> int | None:
-        """Return this rank's first stage whose forward gave a number that is not finite in the last step.
+        """Return this rank's first stage whose last forwards produced a number that is not finite, if there is one.
 
         `losses` are those that `step` returned.
         """
-        gave = {index: stage.extremes for index, stage in self._stages.items() if stage.extremes}
+        outputs = {index: stage.extremes for index, stage in self._stages.items() if stage.extremes}
         if self.is_last:
-            gave[self._last] = list(losses)
-        bad = [index for index, values in gave.items() if not torch.stack(values).isfinite().all()]
-        return min(bad, default=None)
+            outputs[self._last] = list(losses)
+        not_finite = [index for index, values in outputs.items() if not torch.stack(values).isfinite().all()]
+        return min(not_finite, default=None)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, num_microbatches: int, number: int) -> list[Tensor]:
-        """Return the losses of the `num_microbatches` micro-batches of `batch`, scalars, on the last rank.
+        """Return the losses (scalars) of `num_microbatches` micro-batches on the last rank, without any gradients.
 
-        There are no gradients. Messages are rounded by the batch's `number`, so a repeated evaluation gives the same
-        result. The batch is as for `step`.
+        `batch` is as for `step`. Its `number` determines how messages are rounded, so a repeated evaluation gives the
+        same losses.
         """
         self._messages.begin(number, {Direction.EVALUATION: num_microbatches * self._num_fed})
         tokens, self._weight = batch.tokens, batch.weight
@@ -226,12 +225,12 @@ class Pipeline:
         sent: list[Transfer] = []
         microbatches = [None] * num_microbatches if tokens is None else tokens.chunk(num_microbatches)
         more = batch.more_inputs(num_microbatches)
-        # As many at a time as keep all ranks busy. Sent tensors are released once later ones have been sent.
+        # As few micro-batches at a time as keep all ranks busy. Their sent tensors are released after the next ones.
         for start in range(0, num_microbatches, len(self._ranks)):
             sends: list[Transfer] = []
             for chunk in range(len(self._modules)):
-                for number in range(start, min(start + len(self._ranks), num_microbatches)):
-                    self._evaluate_one(chunk, number, microbatches[number], more[number], losses, sends)
+                for index in range(start, min(start + len(self._ranks), num_microbatches)):
+                    self._evaluate_one(chunk, index, microbatches[index], more[index], losses, sends)
             wait_for(sent)
             sent = sends
         wait_for(sent)
@@ -240,13 +239,13 @@ class Pipeline:
     def _evaluate_one(
         self,
         chunk: int,
-        number: int,
+        index: int,
         microbatch: Tensor | None,
         more: Sequence[Tensor | int],
         losses: list[Tensor],
         sends: list[Transfer],
     ) -> None:
-        """Run a micro-batch through a stage of the rank. Add to `losses` at the model's end, else to `sends`."""
+        """Run a micro-batch through stage `chunk` of the rank. Add its loss to `losses`, or its output to `sends`."""
         module = self._modules[chunk]
         if self.is_first and chunk == 0:
             assert microbatch is not None
@@ -259,17 +258,17 @@ class Pipeline:
             assert microbatch is not None
             losses.append(self._loss_function(hidden, self._targets(microbatch)) * self._weight)
         else:
-            sends.append(self._messages.send(Direction.EVALUATION, list(self._stages)[chunk], number, hidden))
+            sends.append(self._messages.send(Direction.EVALUATION, list(self._stages)[chunk], index, hidden))
 
     def _neighbour(self, distance: int) -> int:
-        """Return the global rank `distance` further along the pipeline, which closes to a ring."""
+        """Return the global rank `distance` positions further along the pipeline, taken as a ring."""
         return self._ranks[(self._me.pp_rank + distance) % len(self._ranks)]
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Return the sum of `values`, float64 (n,), over the pipeline ranks of this replica, equal on all of them.
+        """Return the sum of `values`, float64 (n,), over this replica's pipeline ranks, the same on all of them.
 
-        The sum goes down the pipeline and its result back up, in the groups of the edges. Of these 2 (p - 1) hops only
-        those between clusters are slow. A ring over all ranks would take 2 (n - 1) hops, each as slow as the slowest.
+        The sum travels down the pipeline and the total back up, over the edges' groups. Of these 2 (p - 1) hops, only
+        those between clusters are slow. A ring of all r ranks would take 2 (r - 1) hops, each as slow as the slowest.
         """
         total = values.clone()
         if not self.is_first:

@@ -1,9 +1,9 @@
-"""Data parallelism with sharded optimizer states: ZeRO stage 1, overlapped on both sides.
+"""Data parallelism with sharded optimizer states (ZeRO stage 1), which exchanges gradients and weights while computing.
 
-Gradients are summed in flat fp32 buckets, in the order in which the backward makes them. A bucket is reduced as soon as
-the last micro-batch has filled it; each replica gets only the sum of its own part. AdamW updates that part from fp32
-masters. The new weights are gathered during the next forward: each module waits for its own just before it is called.
-Source: Rajbhandari et al., ZeRO, 2020.
+Gradients are summed in flat fp32 buckets, in the order in which the backward makes them. A bucket is reduce-scattered
+as soon as the last micro-batch has filled it, so each replica gets only the sum of its own part. AdamW updates that
+part from fp32 masters. The new weights are all-gathered during the next forward, in which each module waits for its own
+just before it is called. Source: Rajbhandari et al., ZeRO, 2020.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ ADAM_EPS = 1e-8  # Kingma and Ba, 2015
 
 
 class Zero1:
-    """Gradients, optimizer states and weights of all stages of one rank.
+    """The gradients, optimizer states and weights of all of a rank's stages.
 
     It owns the gradients and the memory of the weights: other code must not replace `.grad` or `.data`. It leaves
-    frozen parameters alone. The calls of a step are `start()`; backwards, whose gradients arrive by hooks or, where
-    these do not fire, by `gradient_added`; `finish()`; then `step(...)`, or `publish_update()` to keep the weights.
-    `tied` is the parameter that another rank also holds, if any.
+    frozen parameters alone. In each step, call `start()`, run the backwards, call `finish()`, and then `step(...)` or,
+    to keep the weights, `publish_update()`. Gradients arrive by hooks or, where none fires, by `gradient_added`.
     """
 
     def __init__(
@@ -52,15 +51,15 @@ class Zero1:
     ) -> None:
         """`parts` has, by name, the part of each parameter on this tensor shard. `bucket_bytes` is for tests.
 
-        `tied` is the parameter that the other rank of `groups.tied` also holds, if any; here it `is_copy` or not.
-        With `offload`, masters and moments are in host memory, and the CPU updates them bucket by bucket.
+        `tied` is the parameter that the other rank of `groups.tied` also holds, if any; with `is_copy`, this rank's is
+        the copy. With `offload`, masters and moments are in host memory, and the CPU updates them bucket by bucket.
         """
         self._settings, self._groups, self._num_microbatches = settings, groups, num_microbatches
         named = _name_parameters(modules)
         all_parts = {name: parts.get(name) or _whole(parameter) for name, parameter in named.items()}
         partial = {name for name, part in all_parts.items() if groups.tp is not None and part.is_whole}
         self._replicas = groups.exchange(REPLICA_AXES)
-        # The replicas with the same experts, if other replicas have other experts of the same layers.
+        # The replicas with the same experts. Under expert parallelism, the other replicas have other experts.
         self._expert_replicas = groups.exchange(EXPERT_AXES) if groups.ep is not None else self._replicas
         memory = HostMemory(next(iter(named.values())).device) if offload else None
         self.tied = tied
@@ -77,13 +76,13 @@ class Zero1:
         self.is_held = False
         self._divisor = 1.0  # for the gradients of the current step
         self._stopwatch = stopwatch or Stopwatch(self._buckets[0].gradient.device)
-        held = [(bucket, list(bucket.shards(all_parts, tied if is_copy else None))) for bucket in self._buckets]
-        self._shards = [shard for _, shards in held for shard in shards]
-        # One per shard: AdamW counts in place, where its kernel reads the counts. The last one belongs to no shard.
+        by_bucket = [(bucket, list(bucket.shards(all_parts, tied if is_copy else None))) for bucket in self._buckets]
+        self._shards = [shard for _, shards in by_bucket for shard in shards]
+        # AdamW's kernel reads and increments one step count per shard, in place. The count "" belongs to no shard.
         device = self._buckets[0].master.device
         self._steps = {name: torch.zeros((), device=device) for name in (*(shard.name for shard in self._shards), "")}
-        # Buckets that are updated together: all, or one at a time with host memory, so that copies and updates overlap.
-        self._updates = [([bucket], shards) for bucket, shards in held] if offload else [(self._buckets, self._shards)]
+        # The buckets of one update: all or, with states in host memory, one, so that copies and updates overlap.
+        self._updates = [([each], shards) for each, shards in by_bucket] if offload else [(self._buckets, self._shards)]
 
     def _make_buckets(
         self,
@@ -110,13 +109,13 @@ class Zero1:
 
     @property
     def steps_taken(self) -> int:
-        """The number of AdamW's steps so far, used by its correction of the first ones."""
+        """The number of AdamW's steps so far, by which it corrects the bias of its first steps."""
         return int(self._steps[""].item())
 
     @steps_taken.setter
     def steps_taken(self, steps: int) -> None:
-        for counted in self._steps.values():
-            counted.fill_(steps)
+        for count in self._steps.values():
+            count.fill_(steps)
 
     def start(self) -> None:
         """Clear the gradients. Call this before the first backward of a step."""
@@ -127,7 +126,7 @@ class Zero1:
                 parameter.grad = None
 
     def gradient_added(self, parameter: Tensor) -> None:
-        """Count one micro-batch's gradient of `parameter`. Buckets are sent in one order, the same on all replicas.
+        """Count one micro-batch's gradient of `parameter`, and send full buckets, in the same order on all replicas.
 
         The first gradient of a step overwrites the sum of the previous step, which therefore need not be cleared.
         """
@@ -153,11 +152,13 @@ class Zero1:
         return self._expert_replicas if bucket.has_experts else self._replicas
 
     def finish(self, divisor: float) -> Tensor:
-        """Wait for this rank's parts of the gradients, and return the sum of squares of the gradients over `divisor`.
+        """Wait for this rank's parts of the gradients. Return their sum of squares after division by `divisor`.
 
-        AdamW divides the gradients by `divisor` when it reads them. The returned sum, float64 (1,), is this rank's: the
-        total over all ranks is the squared norm. Raises RuntimeError if a parameter got no gradient, which would have
-        left its bucket unsent.
+        AdamW divides the gradients by `divisor` when it reads them. The sum is a float64 tensor (1,) and covers only
+        this rank; summed over all ranks, it is the squared norm.
+
+        Raises:
+            RuntimeError: A parameter lacks a micro-batch's gradient, so its bucket was never sent.
         """
         missing = [name for bucket in self._buckets if bucket.awaited for name in bucket.names]
         if missing:
@@ -182,9 +183,9 @@ class Zero1:
                 bucket.host.fetch(bucket.gradient)
 
     def _sum_of_squares(self) -> Tensor:
-        """Return the sum over parameters in float64, so that clipping does not depend on where layers are cut.
+        """Return the sum over shards in float64, so that clipping does not depend on how layers are split over ranks.
 
-        Parameters that several ranks hold whole, and copies, count once.
+        Parameters that several ranks hold whole count once, and copies do not count.
         """
         first_shard = self._groups.tp is None or dist.get_rank(self._groups.tp) == 0
         counted = [
@@ -196,10 +197,10 @@ class Zero1:
         return torch.stack(norms).double().square().sum(0, keepdim=True)
 
     def step(self, learning_rate: float, norm: Tensor) -> None:
-        """Take one step of AdamW with the clipped gradients. Only matrices and embeddings decay.
+        """Take one AdamW step with the clipped gradients. Only matrices and embeddings decay.
 
-        norm: of all gradients, a float64 scalar on the device. The host need not know it unless it has the states. If
-        it is not finite, no step is taken, and everything stays as it was.
+        `norm` is that of all gradients, a float64 scalar on the device. The host waits for it only if it has the
+        states. If the norm is not finite, masters and moments stay as they are.
         """
         norm = norm.to(self._steps[""].device)
         overflow = norm.isfinite().logical_not().float()
@@ -245,20 +246,20 @@ class Zero1:
         )
 
     def hold(self) -> None:
-        """Make the next update publish nothing: the masters change once more before `publish` is called."""
+        """Make the next update publish nothing, as the masters will change once more before `publish` is called."""
         self.is_held = True
 
     def publish(self, names: Collection[str] | None = None) -> None:
-        """Copy the masters to the weights on all replicas: start to gather them, first layers first.
+        """Start to copy the masters to the weights on all replicas, first layers first.
 
-        With `names`, only buckets with those parameters are published; after a held update, all of them.
+        With `names`, publish only the buckets of those parameters, unless an update was held: then publish all.
         """
         has_all = names is None or self.is_held
         self.is_held = False
-        self._publish([each for each in self._buckets if has_all or not set(names or ()).isdisjoint(each.names)])
+        self._publish([bucket for bucket in self._buckets if has_all or not set(names or ()).isdisjoint(bucket.names)])
 
     def publish_update(self, buckets: Sequence[Bucket] | None = None) -> None:
-        """Publish the weights of `buckets`, by default of all, unless they are held."""
+        """Publish the weights of `buckets`, by default of all buckets, unless the update is held."""
         if not self.is_held:
             self._publish(self._buckets if buckets is None else buckets)
 
@@ -278,7 +279,7 @@ class Zero1:
         self._wait_for(self._buckets)
 
     def shards(self) -> list[Shard]:
-        """Return the pieces of parameters whose optimizer states are on this rank. None is empty."""
+        """Return the pieces of parameters whose optimizer states are on this rank. No piece is empty."""
         return self._shards
 
     def _waiting_for(self, parameters: Sequence[nn.Parameter]) -> Callable[..., None]:
@@ -321,14 +322,14 @@ def _whole(parameter: nn.Parameter) -> TensorPart:
 def units(module: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """Yield the modules that wait for weights before they run, each with its trained weights.
 
-    An element of a list comes with everything it holds.
+    An element of a ModuleList or ModuleDict comes with the weights of all its submodules.
     """
-    own = [each for each in module.parameters(recurse=False) if each.requires_grad]
+    own = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
     if own:
         yield module, own
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            elements = child.children()
-            yield from ((each, [own for own in each.parameters() if own.requires_grad]) for each in elements)
+            for element in child.children():
+                yield element, [parameter for parameter in element.parameters() if parameter.requires_grad]
         else:
             yield from units(child)

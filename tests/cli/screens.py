@@ -16,7 +16,7 @@ from rich.color import ColorSystem
 
 from holmes_cli.commands.launch_command import show_preflight
 from holmes_cli.commands.launched.ps_command import show_runs
-from holmes_cli.commands.launched.status_command import KnownRun, show_known
+from holmes_cli.commands.launched.status_command import RunSnapshot, print_snapshot
 from holmes_cli.gpu_holders import show_claims
 from holmes_cli.screen import terminal
 from holmes_cli.screen.change_tables import mode_sheets, what_if_sheet
@@ -253,7 +253,7 @@ def _status() -> None:
     run = finished(plan, state="running", controller=Controller(pid=1, start_ticks=1, host="node017"))
     nodes = {node.host: "stepping" for node in plan.nodes}
     notices = ["slow link a1-b1: 1.6x longer than planned (0.45 s a message, not 0.28 s)"]
-    show_known(KnownRun(StoredRun(HOME / "runs" / run.run_id, run), plan, [step(7, plan)], nodes, notices))
+    print_snapshot(RunSnapshot(StoredRun(HOME / "runs" / run.run_id, run), plan, [step(7, plan)], nodes, notices))
 
 
 def _foreign() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holmes_cli.screen.show_run import safe_in_words, sentences_of
+from holmes_cli.screen.show_run import run_sentences, safe_in_words
 from holmes_core.records.run import Settings
 from holmes_runtime.config.rank_metrics import RankNotice
 from launcher.journal.run_events import Silent
@@ -35,7 +35,7 @@ def test_the_record_keeps_bad_lines_origin_checkpoints_early_stop_and_that_hosts
     assert run.compared_steps == 5
     saving = cpu_plan(checkpoint={"path": "/shared/saved", "every_steps": 10})
     goes_on = run.model_copy(update={"early_stop": None})
-    assert [each.partition(";")[0] for each in sentences_of(saving, run)] == [
+    assert [each.partition(";")[0] for each in run_sentences(saving, run)] == [
         "it stopped early",
         "checkpoint: the one after step 20 is whole in /shared/saved",
     ]

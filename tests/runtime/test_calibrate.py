@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from dataclasses import replace
+from multiprocessing.queues import SimpleQueue
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from holmes_runtime.config.run_settings import Precision
 from holmes_runtime.model.build_stage import build_stage
 from holmes_runtime.model.decoder import DTYPES, DecoderStage
 from holmes_runtime.model.tensor_parallel import ALONE
-from holmes_runtime.trial import Trial, run_trial
+from holmes_runtime.trial import Cost, Trial, first_error, run_trial
 from tests.seeds import few_of
 
 from .launched_runs import TINY
@@ -83,6 +85,15 @@ def test_a_process_of_a_trial_that_fails_says_why() -> None:
         RuntimeError, match=r"a process of the trial ended with 1: RuntimeError: .*no Python file /not/"
     ):
         run_trial(without, 0.01, 1)
+
+
+def test_the_reason_of_a_failed_trial_is_an_error_even_if_another_rank_has_reported_its_cost() -> None:
+    results: SimpleQueue[tuple[int, Cost | str]] = multiprocessing.SimpleQueue()
+    results.put((0, Cost(1.0, 1.0, 1.0, 1.0)))
+    results.put((1, "OSError: no space"))
+
+    assert first_error(results) == "OSError: no space"
+    assert first_error(results) is None
 
 
 def test_calibration_says_the_median_of_its_rounds_and_how_far_they_are_apart() -> None:

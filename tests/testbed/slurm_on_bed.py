@@ -206,5 +206,9 @@ class SlurmOnBed:
         for process in reversed(self._processes.values()):
             process.terminate()
         for process in self._processes.values():
-            process.wait(20)
+            try:
+                process.wait(START_TIMEOUT_S)
+            except subprocess.TimeoutExpired:  # slurmd may wait for a controller that has ended
+                process.kill()
+                process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)

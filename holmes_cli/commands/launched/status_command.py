@@ -12,7 +12,7 @@ import typer
 
 from holmes_cli.commands.launched.find_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import island_row, islands_sentences, refuse_whole, show_islands, state_as_json
-from holmes_cli.screen.show_run import code_in_words, sentences_of, show_run, show_speed, state_in_words
+from holmes_cli.screen.show_run import code_in_words, run_sentences, show_run, show_speed, state_in_words
 from holmes_cli.screen.terminal import err, out, print_err, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
@@ -57,25 +57,28 @@ def status_command(
     if html:
         _write_page(html, stored.folder, follow)
     if stored.islands:
-        stored = find_run(str(stored.folder))  # as it is now: a page may have been followed to the end
-        show_islands(stored.run, stored.folder) if not as_json else out.file.write(state_as_json(stored) + "\n")
+        stored = find_run(str(stored.folder))  # re-read: the run may have ended while --follow was rewriting the page
+        if as_json:
+            out.file.write(state_as_json(stored) + "\n")
+        else:
+            show_islands(stored.run, stored.folder)
         return
-    known = _read(stored.folder)
+    snapshot = _read(stored.folder)
     if tensorboard:
-        run_id = known.stored.run.run_id
-        path = write_event_file(tensorboard / run_id, run_id, read_written(known.stored.folder, ALL_STEPS))
-        print_err(f"{path}: `tensorboard --logdir {tensorboard}` shows it")
+        run_id = snapshot.stored.run.run_id
+        path = write_event_file(tensorboard / run_id, run_id, read_written(snapshot.stored.folder, ALL_STEPS))
+        print_err(f"wrote {path}; view it with `tensorboard --logdir {tensorboard}`")
     if as_json:
-        last = encode(StepMetrics, known.steps[-1]) if known.steps else None
-        record = known.stored.run.model_dump(mode="json")
-        state = {"run": record, "watched": known.stored.watched, "nodes": known.nodes, "last_step": last}
-        out.file.write(json.dumps({**state, "notices": known.notices}) + "\n")
+        last = encode(StepMetrics, snapshot.steps[-1]) if snapshot.steps else None
+        record = snapshot.stored.run.model_dump(mode="json")
+        state = {"run": record, "watched": snapshot.stored.watched, "nodes": snapshot.nodes, "last_step": last}
+        out.file.write(json.dumps({**state, "notices": snapshot.notices}) + "\n")
         return
-    show_known(known)
+    print_snapshot(snapshot)
 
 
-class KnownRun(NamedTuple):
-    """A run as read from its folder: its steps thinned out, the state of each host, and notices."""
+class RunSnapshot(NamedTuple):
+    """A snapshot of a run, read from its folder: at most `MAX_STEPS` of its steps, host states and notices."""
 
     stored: StoredRun
     plan: Plan
@@ -84,7 +87,7 @@ class KnownRun(NamedTuple):
     notices: list[str]
 
 
-def _read(folder: Path) -> KnownRun:
+def _read(folder: Path) -> RunSnapshot:
     stored = find_run(str(folder))
     nodes, notices = dict[str, str](), list[str]()
     for _, event in past_events(stored.folder):
@@ -96,11 +99,11 @@ def _read(folder: Path) -> KnownRun:
             notices.append(event.sentence)
     plan = read_plan(stored.folder)
     nodes = {host: state_now(stored.run, plan, host, state) for host, state in nodes.items()}
-    return KnownRun(stored, plan, read_steps(stored.folder, MAX_STEPS), nodes, notices)
+    return RunSnapshot(stored, plan, read_steps(stored.folder, MAX_STEPS), nodes, notices)
 
 
 def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
-    """Return the present state of a host from its agent's `last` one: no agent outlives its attempt."""
+    """Return a host's current state. Its agent's `last` report is stale once the run, and so the agent, has ended."""
     if any(failure.host == host and failure.host_lost for failure in run.failures):
         return "lost"
     if run.state != "running":
@@ -109,56 +112,56 @@ def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
 
 
 def _write_page(html: Path, folder: Path, follow: bool) -> None:
-    """Write the page of the run; if followed, rewrite it every few seconds until the run ends."""
-    if follow and _goes_on(folder):
-        err.print(f"{html} is rewritten while the run continues; Ctrl-C stops that and leaves the run alone")
+    """Write the run's page; with `follow`, rewrite it every few seconds until the run ends."""
+    if follow and _is_running(folder):
+        err.print(f"updating {html} until the run ends; Ctrl-C stops the updates, not the run")
     with contextlib.suppress(KeyboardInterrupt):
-        while follow and _goes_on(folder):
+        while follow and _is_running(folder):
             write_atomically(html, _page(folder, followed=True))
             time.sleep(FOLLOW_S)
     write_atomically(html, _page(folder))
 
 
-def _goes_on(folder: Path) -> bool:
+def _is_running(folder: Path) -> bool:
     return find_run(str(folder)).watched in ("watched", "elsewhere")
 
 
 def _page(folder: Path, followed: bool = False) -> str:
     """Return the page of a run, or of all its islands together."""
-    from holmes_cli.islands.islands_page import IslandState, islands_status_page  # slow: they bring Jinja2
+    from holmes_cli.islands.islands_page import IslandState, islands_status_page  # late, as Jinja2 is slow to import
     from holmes_cli.pages.status_page import status_page
 
     stored = find_run(str(folder))
     if not stored.islands:
         return status_page(*_read(folder), followed=followed)
     islands = [
-        IslandState(island_row(island.folder, stored.run), *_read(island.folder), _exchanges(island.folder))
+        IslandState(island_row(island.folder, stored.run), *_read(island.folder), _outer_syncs(island.folder))
         for island in stored.islands
     ]
     notices = [text for _, text in past_notices(folder)]
     return islands_status_page(stored, islands, islands_sentences(stored.run, folder), notices, followed)
 
 
-def _exchanges(folder: Path) -> list[AppliedOuterSync]:
+def _outer_syncs(folder: Path) -> list[AppliedOuterSync]:
     return [event for _, event in past_events(folder) if isinstance(event, AppliedOuterSync)]
 
 
-def show_known(known: KnownRun) -> None:
-    """Print the run's state, its nodes', its notices, and its speed or its end."""
-    stored = known.stored
+def print_snapshot(snapshot: RunSnapshot) -> None:
+    """Print the state of the run and its nodes, its notices, and its speed (while running) or its outcome."""
+    stored = snapshot.stored
     print_out(f"run {stored.run.run_id}: {state_in_words(stored)}")
     if stored.run.code is not None:
         print_out(f"  {code_in_words(stored.run.code)}")
-    for host, word in known.nodes.items():
-        print_out(f"  {host}: {word}")
-    for notice in known.notices:
+    for host, state in snapshot.nodes.items():
+        print_out(f"  {host}: {state}")
+    for notice in snapshot.notices:
         print_out(f"  {notice}")
     if stored.run.origin is not None:
         print_out(f"  {stored.run.origin}")
     if stored.run.state == "running":
-        show_speed(known.plan, known.steps)
-        for sentence in sentences_of(known.plan, stored.run):
+        show_speed(snapshot.plan, snapshot.steps)
+        for sentence in run_sentences(snapshot.plan, stored.run):
             print_out(sentence)
         print_out(f"run: {stored.folder}")
     else:
-        show_run(known.plan, stored.run, stored.folder)
+        show_run(snapshot.plan, stored.run, stored.folder)
