@@ -149,7 +149,10 @@ class WatchedRun:
 def watched_run(
     hosts: Sequence[WatchedHost], started: str | None = None, probed: Inventory | None = None
 ) -> WatchedRun:
-    """Return the run with the most ranks, or that of the command with the mark `started`. Other ranks are counted."""
+    """Return the run with the most ranks, or that of the command with the mark `started`. Other ranks are counted.
+
+    A run of several ranks in the hosts' own network, whose connections are seen, goes before those of containers.
+    """
     hosts = _named_once(hosts)
     every = [rank for host in hosts for rank in host.ranks]
     own = {(rank.job, rank.number) for rank in every if not rank.foreign_network}
@@ -159,7 +162,8 @@ def watched_run(
         ranks = _apart(ranks, place)
     counts = Counter(rank.job for rank in ranks)
     own_jobs = {rank.job for rank in ranks if started is not None and rank.variables.get(MARK) == started}
-    job = max(counts, key=lambda key: (key in own_jobs, counts[key], key.port, key.run), default=None)
+    near = Counter(rank.job for rank in ranks if not rank.foreign_network and counts[rank.job] > 1)
+    job = max(counts, key=lambda key: (key in own_jobs, near[key], counts[key], key.port, key.run), default=None)
     chosen = sorted((rank for rank in ranks if rank.job == job), key=lambda rank: (rank.number, rank.host, rank.pid))
     return WatchedRun(tuple(hosts), job, tuple(chosen), len(ranks) - len(chosen), probed)
 

@@ -184,7 +184,16 @@ def test_bundled_run_of_two_clusters_is_sound(site: Site) -> None:
 def test_ranks_of_both_hosts_and_the_interface_between_them_are_seen_while_it_trains(
     site: Site, ranks: dict[int, int]
 ) -> None:
-    record = diagnosed(site, "--seconds", "10")
+    """Beside a larger training in another network of the same kernel."""
+    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"
+    apart = [[f"{name}={value}" for name, value in zip(names, (i, i, 4, 4, 29539), strict=True)] for i in range(4)]
+    others = [subprocess.Popen(["env", *variables, "sleep", "600"]) for variables in apart]
+    try:
+        record = diagnosed(site, "--seconds", "10")
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
     assert [(each["number"], each["host"], each["pid"]) for each in record["ranks"]] == [
         (rank, RANKS[rank], pid) for rank, pid in ranks.items()
     ]
