@@ -151,7 +151,7 @@ def watched_run(
 ) -> WatchedRun:
     """Return the run with the most ranks, or that of the command with the mark `started`. Other ranks are counted.
 
-    A run of several ranks in the hosts' own network, whose connections are seen, goes before those of containers.
+    A run of several ranks in the hosts' own network, where connections can be seen, is chosen before one in containers.
     """
     hosts = _named_once(hosts)
     every = [rank for host in hosts for rank in host.ranks]
