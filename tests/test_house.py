@@ -10,7 +10,7 @@ import pytest
 
 from tests.test_layers import PACKAGES, ROOT, imports, statements, tree
 
-MAX_PRODUCT_LINES = 88_651  # lowered with what is deleted; raised only with a reason in docs/decisions.md
+MAX_PRODUCT_LINES = 88_653  # lowered with what is deleted; raised only with a reason in docs/decisions.md
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_MODULES = 20

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from holmes_cli.screen.terminal import err, out, print_err, print_out
+from holmes_cli.screen.terminal import err, print_err, print_out
 from holmes_cli.tuning.chat_template import ChatTemplate, open_template
 from holmes_cli.tuning.examples import ExampleReader, holds_examples
 from holmes_cli.tuning.write_examples import stretches, write_examples
@@ -139,7 +139,7 @@ def _join(
                 if piece.ends_document:
                     writer.end_document()
                 progress(piece.source_bytes)
-    out.print(f"tokens: {output} ({writer.num_tokens:,} tokens, {writer.num_documents:,} documents)", soft_wrap=True)
+    print_out(f"tokens: {output} ({writer.num_tokens:,} tokens, {writer.num_documents:,} documents)")
     return f"`data: {{path: {output.absolute()}}}`"
 
 
@@ -159,7 +159,7 @@ def _pack(
         if not written.examples:
             raise ValueError(f"{files[0]} has no example")
     for number, example in enumerate(written.shown, start=1):
-        out.print(f"example {number}, {len(example):,} tokens", markup=False)
+        print_out(f"example {number}, {len(example):,} tokens")
         parts = stretches(example, tokenizer)
         for is_predicted, text in parts[:SHOWN_STRETCHES]:
             label = "  predicted  " if is_predicted else "  read       "
@@ -169,16 +169,14 @@ def _pack(
         if len(parts) > SHOWN_STRETCHES:
             print_out(f"  [{len(parts) - SHOWN_STRETCHES:,} more stretches]")
     filled = written.tokens / (written.sequences * length)
-    out.print(
+    print_out(
         f"tokens: {output} ({written.examples:,} examples in {written.sequences:,} sequences of {length:,}, "
-        f"{filled:.1%} full; {written.predicted:,} tokens are predicted)",
-        soft_wrap=True,
+        f"{filled:.1%} full; {written.predicted:,} tokens are predicted)"
     )
     if reader.split:
-        err.print(
+        print_err(
             f"{reader.split:,} conversations became an example for each answer: the chat template writes answers "
-            "otherwise once others follow",
-            soft_wrap=True,
+            "otherwise once others follow"
         )
     return f"`data: {{path: {output.absolute()}, documents: separate}}`, `seq_length: {length}`"
 

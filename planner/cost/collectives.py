@@ -186,7 +186,7 @@ def routed_bytes(model: ModelShape, execution: Execution) -> int:
 
 def expert_holders(execution: Execution) -> int:
     """Return the number of expert holders between which tokens travel; the shards of one expert are one holder."""
-    return max(1, execution.ep // (execution.tp if execution.splits_experts else execution.etp))
+    return max(1, execution.ep // execution.width_shards)
 
 
 class RoutedParts(NamedTuple):
@@ -236,7 +236,7 @@ def expert_parallel_s(model: ModelShape, execution: Execution, inside: Path, pee
     local_s = size * parts.inside / inside.bandwidth_bytes_per_s + inside.latency_s
     rate = routed_share(execution) * (peers.bytes_per_s or inside.bandwidth_bytes_per_s)
     shards = 1 if execution.sends_once else execution.etp
-    gathered_s = all_reduce_s(size * shards, shards, inside) / 2  # one half of an all-reduce
+    gathered_s = shard_exchange_s(size * shards, shards, inside)
     return tensor_parallel_times(execution.recompute, max(local_s, size * parts.outside / rate) + gathered_s)
 
 

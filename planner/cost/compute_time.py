@@ -152,8 +152,7 @@ def _adapters_s(model: ModelShape, execution: Execution, speed: Speed) -> PassTi
 def _experts_s(flops: float, model: ModelShape, execution: Execution, speed: Speed) -> float:
     """Return the seconds of the grouped products of a rank's experts, and the wait for the number of rows of each."""
     rows = execution.tokens(model) / execution.tp * execution.ep * (model.experts_per_token or 0)
-    width = model.expert_size / (execution.tp if execution.splits_experts else execution.etp)
-    size = rows / (model.experts or 1) * width
+    size = rows / (model.experts or 1) * (model.expert_size / execution.width_shards)
     return ROUTED_WAIT_S + flops / (GROUPED_SHARE * speed.matrix_flops_per_s) * (1 + speed.half_size / size)
 
 

@@ -85,6 +85,11 @@ class Execution(NamedTuple):
         return 1 if self.splits_experts else self.tp
 
     @property
+    def width_shards(self) -> int:
+        """The number of parts into which ranks divide an expert's width."""
+        return self.tp if self.splits_experts else self.etp
+
+    @property
     def lora(self) -> Lora | None:
         """The adapters that are trained in place of matrices."""
         return self.trainable.lora if self.trainable is not None else None

@@ -185,7 +185,7 @@ def _why(host: Host, rails: Sequence[Nic], group: PortGroup, others: bool) -> st
         reason += ", each in a subnet of its own"
     elif len(group.fabrics) == 1 and (place := _place(fabric_of_port(host, first), first.kind)):
         reason += f", {place}"
-    return reason + (", beside the GPUs" if group.distance == BESIDE else "")
+    return reason + (", next to the GPUs" if group.distance == BESIDE else "")
 
 
 def _place(fabric: tuple[object, ...], kind: str) -> str:

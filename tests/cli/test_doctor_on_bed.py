@@ -131,7 +131,7 @@ def test_hsdp_training_of_two_hosts_is_sound(site: Site) -> None:
     assert record["cause"] in SOUND, record["says"]
 
 
-@pytest.mark.exhaustive  # beside other bed tests it sometimes sees no rank: ranks of theirs are seen first on a2
+@pytest.mark.exhaustive  # it sometimes sees no rank while other bed tests train: a2 sees their ranks first
 def test_command_that_is_started_here_is_watched_with_its_ranks_on_another_host(site: Site) -> None:
     """The doctor runs on a1 and starts the ranks there; those of a2 are started as usual."""
     hosts = yaml.safe_load(site.hosts_yaml.read_text(encoding="utf-8"))
@@ -185,7 +185,7 @@ def test_bundled_run_of_two_clusters_is_sound(site: Site) -> None:
 def test_ranks_of_both_hosts_and_the_interface_between_them_are_seen_while_it_trains(
     site: Site, ranks: dict[int, int]
 ) -> None:
-    """Beside a larger training in another network of the same kernel."""
+    """A larger training runs in another network of the same kernel."""
     names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"
     apart = [[f"{name}={value}" for name, value in zip(names, (i, i, 4, 4, 29539), strict=True)] for i in range(4)]
     others = [subprocess.Popen(["env", *variables, "sleep", "600"]) for variables in apart]

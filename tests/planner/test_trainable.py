@@ -204,7 +204,7 @@ def test_adapters_turn_the_placement_around(engine: TrainerName) -> None:
 
 
 def fastest(problem: Problem) -> tuple[Candidate, float]:
-    """Of all placements and the schedules of the job's engine, the candidate and the predicted step of the fastest."""
+    """Return the fastest placement's candidate and predicted step, over all schedules of the job's engine."""
     best: tuple[RunMode, Placement] | None = None
     for placement in all_placements(problem):
         simulator = PlacementSimulator(problem.job, problem.coefficients(placement.candidate), placement)

@@ -191,7 +191,7 @@ def _export(folders: Sequence[Path], output: Path, published: Path | None, merge
             "join them: holmes checkpoint gather PATH... -o FOLDER",
         )
     try:
-        count = export(folders[0], output, published, lambda said: print_err(said), merge)
+        count = export(folders[0], output, published, print_err, merge)
     except (OSError, ValueError) as error:
         raise HolmesError(
             f"export: {error}", "`holmes checkpoint verify PATH` reads every byte that was saved"

@@ -13,7 +13,7 @@ import typer
 from holmes_cli.commands.launched.find_run import AskedRun, asked_run
 from holmes_cli.islands.show_islands import island_row, islands_sentences, refuse_whole, show_islands, state_as_json
 from holmes_cli.screen.show_run import code_in_words, run_sentences, show_run, show_speed, state_in_words
-from holmes_cli.screen.terminal import err, out, print_err, print_out
+from holmes_cli.screen.terminal import out, print_err, print_out
 from holmes_core.errors import HolmesError
 from holmes_core.records.plan import Plan
 from holmes_core.records.record_file import write_atomically
@@ -114,7 +114,7 @@ def state_now(run: Run, plan: Plan, host: str, last: str) -> str:
 def _write_page(html: Path, folder: Path, follow: bool) -> None:
     """Write the run's page; with `follow`, rewrite it every few seconds until the run ends."""
     if follow and _is_running(folder):
-        err.print(f"updating {html} until the run ends; Ctrl-C stops the updates, not the run")
+        print_err(f"updating {html} until the run ends; Ctrl-C stops the updates, not the run")
     with contextlib.suppress(KeyboardInterrupt):
         while follow and _is_running(folder):
             write_atomically(html, _page(folder, followed=True))
